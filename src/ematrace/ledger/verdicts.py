@@ -1,0 +1,288 @@
+"""From stored results to one row per claim: what we found, and whether it is what the paper says."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from ematrace.ledger.claims import Claim, Direction, load_claims
+from ematrace.ledger.predicates import (
+    Check,
+    Evidence,
+    Lookup,
+    check_direction,
+    check_figure,
+    compare_points,
+)
+from ematrace.ledger.results import Interval, Result, Store, StoredResult
+
+REPRODUCED = "reproduced"
+DIRECTION_ONLY = "direction only"
+NOT_REPRODUCED = "not reproduced"
+NOT_TESTABLE = "not testable here"
+OPEN = "open"
+ANSWERED_YES = "answered: yes"
+ANSWERED_NO = "answered: no"
+ANSWERED_MIXED = "answered: mixed"
+VERDICTS = (
+    REPRODUCED,
+    DIRECTION_ONLY,
+    NOT_REPRODUCED,
+    NOT_TESTABLE,
+    OPEN,
+    ANSWERED_YES,
+    ANSWERED_NO,
+    ANSWERED_MIXED,
+)
+
+ROBUSTNESS = "robustness"
+
+
+@dataclass(frozen=True)
+class Share:
+    """In how many drawn conditions something holds, at point estimates."""
+
+    holds: int
+    conditions: int
+
+    def to_json(self) -> dict[str, Any]:
+        return {"holds": self.holds, "conditions": self.conditions, "share": self.holds / self.conditions}
+
+
+@dataclass(frozen=True)
+class Robustness:
+    """The share of conditions in which all direction predicates of a claim hold, and that of each."""
+
+    all: Share
+    each: tuple[tuple[str, Share], ...]
+    evidence: str
+
+    def to_json(self) -> dict[str, Any]:
+        checks = [{"predicate": text, **share.to_json()} for text, share in self.each]
+        return {**self.all.to_json(), "checks": checks, "evidence": self.evidence}
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A claim judged on one choice of results.
+
+    `ours` and `interval` are keyed by figure. `direction` and `figure` say whether all predicates of a kind
+    hold; None if there are none, or one is open. `why` says what an open verdict waits for, or why a claim is
+    not testable here.
+    """
+
+    ours: dict[str, float]
+    interval: dict[str, Interval | None]
+    n_seeds: int | None
+    direction: bool | None
+    figure: bool | None
+    verdict: str
+    scale: str | None
+    evidence: tuple[str, ...]
+    why: str | None
+    checks: tuple[Check, ...]
+
+
+@dataclass(frozen=True)
+class LedgerRow(Finding):
+    """One line of the ledger: the finding on the best results there are, and what it is to be read against.
+
+    `local` is the finding on this machine's results alone, None if there are none for this claim.
+    """
+
+    id: str
+    paper: str
+    command: str
+    claim: str
+    fitted: bool
+    robustness: Robustness | None
+    local: Finding | None
+
+    def to_json(self) -> dict[str, Any]:
+        """The row as `ematrace ledger --json` gives it."""
+        finding = _finding_json(self)
+        checks, why = finding.pop("checks"), finding.pop("why")
+        local = None if self.local is None else _finding_json(self.local)
+        return {
+            "id": self.id,
+            "paper": self.paper,
+            **finding,
+            "command": self.command,
+            "claim": self.claim,
+            "fitted": self.fitted,
+            "why": why,
+            "robustness": None if self.robustness is None else self.robustness.to_json(),
+            "local": local,
+            "checks": checks,
+        }
+
+
+def _finding_json(finding: Finding) -> dict[str, Any]:
+    record = {field.name: getattr(finding, field.name) for field in fields(Finding)}
+    record["interval"] = {ref: None if i is None else list(i) for ref, i in finding.interval.items()}
+    record["evidence"] = list(finding.evidence)
+    record["checks"] = [check.to_json() for check in finding.checks]
+    return record
+
+
+def build_ledger(store: Store, claims: Sequence[Claim] | None = None) -> list[LedgerRow]:
+    """A row for every claim, in the claims' order, whatever results there are."""
+    stored = store.load()
+    best = choose_evidence(stored)
+    own = choose_evidence(s for s in stored if s.local)
+    rows = []
+    for claim in load_claims() if claims is None else claims:
+        finding = judge(claim, best)
+        rows.append(
+            LedgerRow(
+                **{field.name: getattr(finding, field.name) for field in fields(Finding)},
+                id=claim.id,
+                paper=claim.paper,
+                command=f"ematrace reproduce {claim.id}",
+                claim=claim.claim,
+                fitted=claim.fitted,
+                robustness=measure_robustness(claim, best.get(ROBUSTNESS)),
+                local=judge(claim, own) if any(name in own for name in claim.experiments) else None,
+            )
+        )
+    return rows
+
+
+def choose_evidence(stored: Iterable[StoredResult]) -> dict[str, StoredResult]:
+    """One result per experiment: the most seeds (or conditions), then this machine's, then the newest."""
+    chosen: dict[str, StoredResult] = {}
+    for candidate in stored:
+        name = candidate.result.experiment
+        if name not in chosen or _rank(candidate) > _rank(chosen[name]):
+            chosen[name] = candidate
+    return chosen
+
+
+def _rank(stored: StoredResult) -> tuple[int, bool, datetime]:
+    result = stored.result
+    rows = result.seeds if result.conditions is None else result.conditions
+    return len(rows), stored.local, datetime.fromisoformat(result.provenance.date)
+
+
+def make_lookup(chosen: dict[str, StoredResult]) -> Lookup:
+    """Resolve `experiment/figure` in the chosen results."""
+
+    def lookup(ref: str) -> Evidence | None:
+        experiment, _, name = ref.partition("/")
+        stored = chosen.get(experiment)
+        if stored is None or name not in stored.result.figures:
+            return None
+        return Evidence(stored.result.figures[name], stored.path, stored.result.seeds)
+
+    return lookup
+
+
+def judge(claim: Claim, chosen: dict[str, StoredResult]) -> Finding:
+    """Evaluate all predicates of a claim on the chosen results; the worst decides."""
+    lookup = make_lookup(chosen)
+    directions = tuple(check_direction(d, lookup) for d in claim.direction)
+    figures = tuple(check_figure(f, lookup) for f in claim.figure)
+    verdict, why = decide(claim, directions, figures)
+
+    found = {ref: e for ref in claim.refs if (e := lookup(ref)) is not None and e.figure.known}
+    used = [chosen[name] for name in dict.fromkeys(ref.partition("/")[0] for ref in found)]
+    scales = {s.result.scale for s in used}
+    return Finding(
+        ours={ref: e.figure.mean for ref, e in found.items()},
+        interval={ref: e.figure.interval for ref, e in found.items()},
+        n_seeds=min((len(e.figure.values) for e in found.values()), default=None),
+        direction=_all_hold(directions),
+        figure=_all_hold(figures),
+        verdict=verdict,
+        scale=None if not scales else scales.pop() if len(scales) == 1 else "mixed",
+        evidence=tuple(_show_path(s.path) for s in used),
+        why=why,
+        checks=directions + figures,
+    )
+
+
+def decide(claim: Claim, directions: Sequence[Check], figures: Sequence[Check]) -> tuple[str, str | None]:
+    """The verdict, and why where it is not the evidence that speaks."""
+    if claim.not_testable is not None:
+        return NOT_TESTABLE, claim.not_testable
+    checks = [*directions, *figures]
+    if not checks:
+        return OPEN, "no predicates yet"
+    missing = list(dict.fromkeys(ref for check in checks for ref in check.missing))
+    if missing:
+        return OPEN, f"no result for {', '.join(missing)}"
+    undefined = [check.predicate for check in checks if check.holds is None]
+    if undefined:
+        return OPEN, f"division by zero in {', '.join(undefined)}"
+
+    if claim.part == "extension":
+        held = [bool(check.holds) for check in checks]
+        return (ANSWERED_YES if all(held) else ANSWERED_MIXED if any(held) else ANSWERED_NO), None
+    if not all(check.holds for check in directions):
+        return NOT_REPRODUCED, None
+    if all(check.holds for check in figures):
+        return REPRODUCED, None
+    # Without a direction predicate there is no direction that could be all that is left.
+    return (DIRECTION_ONLY if directions else NOT_REPRODUCED), None
+
+
+def _all_hold(checks: Sequence[Check]) -> bool | None:
+    """None for no checks, or while one of them is open."""
+    if not checks or any(check.holds is None for check in checks):
+        return None
+    return all(check.holds for check in checks)
+
+
+def _show_path(path: Path) -> str:
+    """Relative to the working directory if the file is under it."""
+    full = path.resolve()
+    here = Path.cwd().resolve()
+    return full.relative_to(here).as_posix() if full.is_relative_to(here) else str(full)
+
+
+def measure_robustness(claim: Claim, stored: StoredResult | None) -> Robustness | None:
+    """How often the claim's directions hold over the drawn conditions; None if a figure of theirs is missing.
+
+    A condition in which a figure has no value (a role that its grammar never draws) does not count for the
+    predicates that need it, nor for the claim.
+    """
+    if stored is None or not claim.direction:
+        return None
+    columns = [_over_conditions(d, stored.result) for d in claim.direction]
+    complete = [column for column in columns if column is not None]
+    if len(complete) < len(columns):
+        return None
+    together = [None if None in row else all(row) for row in zip(*complete, strict=True)]
+    shares = [_share(outcomes) for outcomes in (together, *complete)]
+    if any(share.conditions == 0 for share in shares):
+        return None
+    each = tuple((d.text, share) for d, share in zip(claim.direction, shares[1:], strict=True))
+    return Robustness(shares[0], each, _show_path(stored.path))
+
+
+def _share(outcomes: Sequence[bool | None]) -> Share:
+    return Share(holds=sum(o is True for o in outcomes), conditions=sum(o is not None for o in outcomes))
+
+
+def _over_conditions(direction: Direction, result: Result) -> list[bool | None] | None:
+    """Whether the predicate holds at point estimates, condition by condition."""
+    rows = len(result.seeds if result.conditions is None else result.conditions)
+
+    def column(ref: str | float) -> list[float]:
+        values = result.figures[ref].values if isinstance(ref, str) else (ref,)
+        return list(values) * rows if len(values) == 1 else list(values)
+
+    if any(ref not in result.figures for ref in direction.refs):
+        return None
+    over = column(1.0 if direction.over is None else direction.over)
+    outcomes: list[bool | None] = []
+    for left, divisor, right in zip(column(direction.left), over, column(direction.right), strict=True):
+        if divisor == 0.0 or not all(map(math.isfinite, (left, divisor, right))):
+            outcomes.append(None)
+        else:
+            outcomes.append(compare_points(direction.op, left / divisor, right, direction.by))
+    return outcomes

@@ -1,0 +1,14 @@
+"""Random projections that match the dimensions of two representations."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+def gaussian_projection(d_in: int, d_out: int, seed: int) -> NDArray[np.float64]:
+    """P [d_in, d_out] with entries N(0, 1/d_out), so that E |x P|² = |x|²."""
+    if d_in < 1 or d_out < 1:
+        raise ValueError(f"dimensions must be positive, got {d_in} and {d_out}")
+    P = np.random.default_rng(seed).standard_normal((d_in, d_out))
+    return np.asarray(P / np.sqrt(d_out), dtype=np.float64)

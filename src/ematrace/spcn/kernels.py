@@ -1,0 +1,427 @@
+"""Compiled kernels of one SPCN hierarchy: settling (Eq. 1), PGHU (Eq. 3), traces (Eq. 4 and 5).
+
+`reference.py` is the specification; everything here must agree with it. Three facts make it fast:
+
+* A state has k of d units active, so a matrix product is a sum of k rows. Weights are stored with one row per
+  *presynaptic* unit, and the inner loops run over contiguous memory and vectorise.
+* The k largest are found by counting against a bisected threshold. Counting vectorises; sorting does not.
+* The decay of W_fb is one scalar: W_fb = scale · V, and only the rows of active units of V are touched.
+
+Letters in shapes: L levels, D the widest level, P the largest number of presynaptic units, B places in the SPA buffer.
+Narrower levels use the front of a padded row; the padding is never read. Words are integers, and -1 is a word without
+feed-forward drive.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numba
+import numpy as np
+import numpy.typing as npt
+
+Floats = npt.NDArray[np.floating]
+Ints = npt.NDArray[np.int64]
+
+# Reassociation lets reductions vectorise. Not plain `fastmath=True`: that assumes there are no NaN, and we look for them.
+_FLAGS = {"reassoc", "contract", "arcp", "nsz"}
+_compile = numba.njit(fastmath=_FLAGS, nogil=True, cache=True, error_model="numpy")
+# Making a view of an array, or passing one on, counts references, which costs as much as reading a whole row. So inner
+# functions index [level, j] themselves instead of taking rows, and the steps between are inlined.
+_inline = numba.njit(fastmath=_FLAGS, nogil=True, error_model="numpy", inline="always")
+
+
+class Weights(NamedTuple):
+    """W_fb is fb_scale · fb. Precision is 1 / variance within its bounds, kept because it is read far more than written."""
+
+    widths: Ints  # [L]
+    ff: Floats  # [L, P, D]
+    fb: Floats  # [L, P, D]
+    lat: Floats  # [L, D, D]
+    fb_scale: Floats  # [L]
+    variance: Floats  # [L, D]
+    precision: Floats  # [L, D]
+
+
+class Rule(NamedTuple):
+    """The scalars of the dynamics, in the paper's letters, and every choice that the paper leaves open."""
+
+    alpha: float
+    beta: float
+    gamma: float
+    settle_steps: int
+    synchronous: bool
+    by_magnitude: bool
+    rectify: bool
+    normalise: bool
+    spa: bool
+    spa_top: int
+    spa_gain: float
+    eta: float
+    decay: float
+    precision_power: int
+    variance_rate: float
+    pi_min: float
+    pi_max: float
+    reset: bool
+
+
+class State(NamedTuple):
+    """Working memory. The sparse state of a level is (idx, val, active); `dense` is the same state spread out."""
+
+    idx: Ints  # [L, D + 1], the last place is written but never read by branch-free compaction
+    val: Floats  # [L, D]
+    active: Ints  # [L]
+    dense: Floats  # [L, D]
+    drive: Floats  # [L, D]
+    prediction: Floats  # [L, D]
+    scratch: Floats  # [L, D]
+    fast: Floats  # [L, D]
+    slow: Floats  # [L, D]
+    buffer_idx: Ints  # [L, B, D]
+    buffer_val: Floats  # [L, B, D]
+    buffer_active: Ints  # [L, B]
+    buffer_seen: Ints  # [1] states put in so far; the circular buffer holds the last B
+    scores: Floats  # [L, B]
+    best: Ints  # [L, B + 1]
+
+
+def new_state(widths: Ints, window: int, dtype: npt.DTypeLike) -> State:
+    levels, widest, places = len(widths), int(max(widths)), max(window, 1)
+    per_unit = (levels, widest)
+    return State(
+        idx=np.zeros((levels, widest + 1), np.int64),
+        val=np.zeros(per_unit, dtype),
+        active=np.zeros(levels, np.int64),
+        dense=np.zeros(per_unit, dtype),
+        drive=np.zeros(per_unit, dtype),
+        prediction=np.zeros(per_unit, dtype),
+        scratch=np.zeros(per_unit, dtype),
+        fast=np.zeros(per_unit, dtype),
+        slow=np.zeros(per_unit, dtype),
+        buffer_idx=np.zeros((levels, places, widest), np.int64),
+        buffer_val=np.zeros((levels, places, widest), dtype),
+        buffer_active=np.zeros((levels, places), np.int64),
+        buffer_seen=np.zeros(1, np.int64),
+        scores=np.zeros((levels, places), dtype),
+        best=np.zeros((levels, places + 1), np.int64),
+    )
+
+
+@_compile
+def add_rows(out, level, d, weights, idx, val, source, active, factor):  # type: ignore[no-untyped-def]
+    """out[level] += factor · Σ_i val[source, i] · weights[level, idx[source, i]].
+
+    Four rows a pass, so that `out` is read and written less.
+    """
+    factor = out.dtype.type(factor)
+    i = 0
+    while i + 4 <= active:
+        p, q, r, s = idx[source, i], idx[source, i + 1], idx[source, i + 2], idx[source, i + 3]
+        x_p, x_q = factor * val[source, i], factor * val[source, i + 1]
+        x_r, x_s = factor * val[source, i + 2], factor * val[source, i + 3]
+        for j in range(d):
+            first = x_p * weights[level, p, j] + x_q * weights[level, q, j]
+            out[level, j] += first + (x_r * weights[level, r, j] + x_s * weights[level, s, j])
+        i += 4
+    while i < active:
+        p, x_p = idx[source, i], factor * val[source, i]
+        for j in range(d):
+            out[level, j] += x_p * weights[level, p, j]
+        i += 1
+
+
+@_compile
+def count_above(x, level, d, threshold):  # type: ignore[no-untyped-def]
+    """How many of x[level] exceed the threshold. Counted in x's dtype: integer counters halve the vector width."""
+    one, zero = x.dtype.type(1), x.dtype.type(0)
+    count = zero
+    for j in range(d):
+        count += one if x[level, j] > threshold else zero
+    return np.int64(count)
+
+
+@_compile
+def sum_of_squares(x, level, d):  # type: ignore[no-untyped-def]
+    total = x.dtype.type(0)
+    for j in range(d):
+        total += x[level, j] * x[level, j]
+    return total
+
+
+@_compile
+def bracket(x, level, d, k):  # type: ignore[no-untyped-def]
+    """low <= min(x), and high with at most k of x above it, both from the length of x, which vectorises.
+
+    k entries above h > 0 have squares that sum to more than k h², so h = |x| / √k will do.
+    """
+    power = sum_of_squares(x, level, d)
+    if 1e-30 < power < 1e30:
+        length = np.sqrt(power) * x.dtype.type(1.001)  # room for rounding
+        return -length, length / np.sqrt(x.dtype.type(k))
+    low = high = x[level, 0]
+    for j in range(d):  # the squares may have left the range of floats
+        low, high = min(low, x[level, j]), max(high, x[level, j])
+    return low, high
+
+
+@_compile
+def select_top_k(x, level, d, k, floor, idx):  # type: ignore[no-untyped-def]
+    """Write the indices of the k largest of finite x[level, :d] to idx[level], ascending, and return how many.
+
+    Exactly k, ties to the lowest index, unless fewer lie above the floor: then those. A floor of -inf asks for exactly k.
+    Bisection keeps count(x > low) > k >= count(x > high) until a threshold splits off exactly k, or low and high are
+    neighbouring floats: then every x equal to high ties at the cut.
+    """
+    half = x.dtype.type(0.5)
+    low, high = bracket(x, level, d, k)
+    low = max(low, x.dtype.type(floor))
+    threshold, above = low, count_above(x, level, d, low)
+    if above > k:
+        while True:
+            threshold = low * half + high * half
+            if threshold <= low or threshold >= high:
+                threshold, above = high, count_above(x, level, d, high)
+                break
+            above = count_above(x, level, d, threshold)
+            if above == k:
+                break
+            if above > k:
+                low = threshold
+            else:
+                high = threshold
+    n = 0
+    if above == k or threshold <= floor:
+        for j in range(d):
+            idx[level, n] = j
+            n += x[level, j] > threshold
+        return n
+    ties = k - above
+    for j in range(d):
+        if x[level, j] > threshold:
+            idx[level, n] = j
+            n += 1
+        elif ties > 0 and x[level, j] == threshold:
+            idx[level, n] = j
+            n += 1
+            ties -= 1
+    return n
+
+
+@_inline
+def predict_level(level, weights, state):  # type: ignore[no-untyped-def]
+    """x̂ = W_fb x^(l+1); the top level predicts nothing."""
+    d, above = weights.widths[level], level + 1
+    for j in range(d):
+        state.prediction[level, j] = 0
+    if above < weights.widths.size:
+        scale, active = weights.fb_scale[level], state.active[above]
+        add_rows(state.prediction, level, d, weights.fb, state.idx, state.val, above, active, scale)
+
+
+@_inline
+def add_spa_context(level, weights, state, rule):  # type: ignore[no-untyped-def]
+    """c_spa: softmax over the best of the scores e·b/√d, where e = π ⊙ (x − x̂) now and b is a buffered state."""
+    kind = state.scores.dtype.type
+    d = weights.widths[level]
+    stored = min(state.buffer_seen[0], state.scores.shape[1])
+    for j in range(d):
+        state.scratch[level, j] = weights.precision[level, j] * (
+            state.dense[level, j] - state.prediction[level, j]
+        )
+    root = np.sqrt(kind(d))
+    for b in range(stored):
+        score = kind(0)
+        for i in range(state.buffer_active[level, b]):
+            score += state.scratch[level, state.buffer_idx[level, b, i]] * state.buffer_val[level, b, i]
+        state.scores[level, b] = score / root
+    top = select_top_k(state.scores, level, stored, min(rule.spa_top, stored), -np.inf, state.best)
+    peak = state.scores[level, state.best[level, 0]]
+    for i in range(top):
+        peak = max(peak, state.scores[level, state.best[level, i]])
+    total = kind(0)
+    for i in range(top):
+        b = state.best[level, i]
+        state.scores[level, b] = np.exp(state.scores[level, b] - peak)
+        total += state.scores[level, b]
+    for i in range(top):
+        b = state.best[level, i]
+        share = kind(rule.spa_gain) * state.scores[level, b] / total
+        for m in range(state.buffer_active[level, b]):
+            state.drive[level, state.buffer_idx[level, b, m]] += share * state.buffer_val[level, b, m]
+
+
+@_inline
+def drive_level(level, word, weights, state, rule):  # type: ignore[no-untyped-def]
+    """The argument of top-k in Eq. 1. Returns False if it is not finite."""
+    kind = state.drive.dtype.type
+    d, below = weights.widths[level], level - 1
+    predict_level(level, weights, state)
+    beta = kind(rule.beta)
+    for j in range(d):
+        state.drive[level, j] = beta * state.prediction[level, j]
+    if level > 0:
+        active = state.active[below]
+        add_rows(state.drive, level, d, weights.ff, state.idx, state.val, below, active, rule.alpha)
+    elif word >= 0:
+        alpha = kind(rule.alpha)
+        for j in range(d):
+            state.drive[0, j] += alpha * weights.ff[0, word, j]
+    if rule.gamma != 0:
+        active = state.active[level]
+        add_rows(state.drive, level, d, weights.lat, state.idx, state.val, level, active, rule.gamma)
+    if rule.spa and state.buffer_seen[0] > 0:
+        add_spa_context(level, weights, state, rule)
+    return np.isfinite(sum_of_squares(state.drive, level, d))
+
+
+@_inline
+def activate_level(level, k, weights, state, rule):  # type: ignore[no-untyped-def]
+    """x ← top-k(drive), then rectified and brought to unit length where the settings say so."""
+    kind = state.drive.dtype.type
+    d = weights.widths[level]
+    for i in range(state.active[level]):
+        state.dense[level, state.idx[level, i]] = 0
+    if rule.by_magnitude:
+        for j in range(d):
+            state.scratch[level, j] = abs(state.drive[level, j])
+        n = select_top_k(state.scratch, level, d, k, -np.inf, state.idx)
+    else:
+        n = select_top_k(state.drive, level, d, k, 0.0 if rule.rectify else -np.inf, state.idx)
+    kept = 0
+    power = kind(0)
+    for i in range(n):
+        unit = state.idx[level, i]
+        value = state.drive[level, unit]
+        if value > 0 or not rule.rectify:
+            state.idx[level, kept] = unit
+            state.val[level, kept] = value
+            power += value * value
+            kept += 1
+    factor = kind(1) / np.sqrt(power) if rule.normalise and power > 0 else kind(1)
+    for i in range(kept):
+        state.val[level, i] *= factor
+        state.dense[level, state.idx[level, i]] = state.val[level, i]
+    state.active[level] = kept
+
+
+@_inline
+def settle(word, ks, weights, state, rule):  # type: ignore[no-untyped-def]
+    """T_settle applications of Eq. 1 to every level. Returns the level whose drive is not finite, or -1."""
+    failed = -1
+    for _ in range(rule.settle_steps):
+        for level in range(weights.widths.size):
+            if failed < 0:
+                if not drive_level(level, word, weights, state, rule):
+                    failed = level
+                elif not rule.synchronous:
+                    activate_level(level, ks[level], weights, state, rule)
+        if rule.synchronous and failed < 0:
+            for level in range(weights.widths.size):
+                activate_level(level, ks[level], weights, state, rule)
+    return failed
+
+
+@_inline
+def learn(weights, state, rule):  # type: ignore[no-untyped-def]
+    """PGHU (Eq. 3): ΔW_fb[j,k] = η π_j e_j x_k − λ_d W_fb[j,k], with e = π ⊙ (x − x̂) and π = 1 / var(x − x̂)."""
+    kind = state.drive.dtype.type
+    rate, low, high = kind(rule.variance_rate), kind(rule.pi_min), kind(rule.pi_max)
+    for level in range(weights.widths.size - 1):
+        predict_level(level, weights, state)
+        d, above = weights.widths[level], level + 1
+        weights.fb_scale[level] *= kind(1) - kind(rule.decay)
+        step = kind(rule.eta) / weights.fb_scale[level]
+        for j in range(d):
+            pi = weights.precision[level, j]
+            error = state.dense[level, j] - state.prediction[level, j]
+            state.scratch[level, j] = step * (pi * pi if rule.precision_power == 2 else pi) * error
+            variance = weights.variance[level, j] + rate * (error * error - weights.variance[level, j])
+            weights.variance[level, j] = variance
+            pi = kind(1) / variance
+            pi = low if pi < low else pi
+            weights.precision[level, j] = high if pi > high else pi
+        for i in range(state.active[above]):
+            k, x_k = state.idx[above, i], state.val[above, i]
+            for j in range(d):
+                weights.fb[level, k, j] += x_k * state.scratch[level, j]
+        if weights.fb_scale[level] < 1e-6:  # fold the scale back in before fb grows out of range
+            for k in range(weights.widths[above]):
+                for j in range(d):
+                    weights.fb[level, k, j] *= weights.fb_scale[level]
+            weights.fb_scale[level] = 1
+
+
+@_inline
+def remember(levels, state):  # type: ignore[no-untyped-def]
+    """Put the settled states into the circular buffer of SPA."""
+    place = state.buffer_seen[0] % state.scores.shape[1]
+    for level in range(levels):
+        state.buffer_active[level, place] = state.active[level]
+        for i in range(state.active[level]):
+            state.buffer_idx[level, place, i] = state.idx[level, i]
+            state.buffer_val[level, place, i] = state.val[level, i]
+    state.buffer_seen[0] += 1
+
+
+@_compile
+def integrate(trace, level, d, idx, val, active, rate, out, t, column):  # type: ignore[no-untyped-def]
+    """τ ← (1 − rate) τ + rate · x (Eq. 4 and 5), copied to out[t, column:]."""
+    rate = trace.dtype.type(rate)
+    keep = trace.dtype.type(1) - rate
+    for j in range(d):
+        trace[level, j] *= keep
+    for i in range(active):
+        trace[level, idx[level, i]] += rate * val[level, i]
+    for j in range(d):
+        out[t, column + j] = trace[level, j]
+
+
+@_inline
+def clear(weights, state):  # type: ignore[no-untyped-def]
+    """The start of a sentence: no activity, no traces, an empty buffer."""
+    state.buffer_seen[0] = 0
+    for level in range(weights.widths.size):
+        state.active[level] = 0
+        for j in range(weights.widths[level]):
+            state.dense[level, j] = 0
+            state.fast[level, j] = 0
+            state.slow[level, j] = 0
+
+
+@_compile
+def run(words, starts, backward, ks, alpha_fast, alpha_slow, weights, state, rule, learning, out, columns):  # type: ignore[no-untyped-def]
+    """Drive one hierarchy over sentences; sentence s is words[starts[s]:starts[s+1]].
+
+    out [tokens, features] receives what `columns` [L, 3] asks for: the first column of the activation, fast trace and
+    slow trace of each level, -1 for "not wanted". Returns (sentence, token, level) of the first state that is not finite,
+    (-1, -1, -1) if all went well.
+    """
+    levels = weights.widths.size
+    for s in range(starts.size - 1):
+        if rule.reset:
+            clear(weights, state)
+        for step in range(starts[s + 1] - starts[s]):
+            t = starts[s + 1] - 1 - step if backward else starts[s] + step
+            failed = settle(words[t], ks, weights, state, rule)
+            if failed >= 0:
+                return s, t - starts[s], failed
+            if learning:
+                learn(weights, state, rule)
+            if rule.spa:
+                remember(levels, state)
+            for level in range(levels):
+                d, active = weights.widths[level], state.active[level]
+                column = columns[level, 0]
+                if column >= 0:
+                    for j in range(d):
+                        out[t, column + j] = state.dense[level, j]
+                column = columns[level, 1]
+                if column >= 0:
+                    rate = alpha_fast[level]
+                    integrate(state.fast, level, d, state.idx, state.val, active, rate, out, t, column)
+                column = columns[level, 2]
+                if column >= 0:
+                    rate = alpha_slow[level]
+                    integrate(state.slow, level, d, state.idx, state.val, active, rate, out, t, column)
+    return -1, -1, -1
