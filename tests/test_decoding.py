@@ -101,8 +101,7 @@ def test_a_beam_finds_what_one_path_misses():
     words, codes = sentences(200, 14), gaussian_codes()
     H = trace(words, codes, 0.075, noise=0.1)
     narrow, wide = (
-        (PeelingDecoder(0.075, codes, beam=beam).decode_batch(H, [14] * 200) == words).mean()
-        for beam in (1, 16)
+        (PeelingDecoder(0.075, codes, beam=beam).decode_batch(H, [14] * 200) == words).mean() for beam in (1, 16)
     )
     assert wide > narrow + 0.2
 
@@ -145,9 +144,7 @@ def test_blocks_of_rows_do_not_matter(monkeypatch):
 def test_subset_tables_hold_every_sum_that_fits(monkeypatch):
     weights = 0.3 * 0.7 ** np.arange(6)
     masks = (np.arange(64)[:, None] >> np.arange(6)) & 1
-    np.testing.assert_allclose(
-        PeelingDecoder(0.3, np.eye(2))._subset_sums(6), np.sort(masks @ weights), atol=1e-15
-    )
+    np.testing.assert_allclose(PeelingDecoder(0.3, np.eye(2))._subset_sums(6), np.sort(masks @ weights), atol=1e-15)
     monkeypatch.setattr("ematrace.probes.decoding.TABLE_SIZE", 25)
     small = np.sort((masks @ weights)[masks.sum(axis=1) <= 2])
     np.testing.assert_allclose(PeelingDecoder(0.3, np.eye(2))._subset_sums(6), small, atol=1e-15)

@@ -169,9 +169,7 @@ def test_mean_length(side: str, samples: dict[str, list[Sentence]]) -> None:
 def test_noun_bias(role: str, half: int, side: str, samples: dict[str, list[Sentence]]) -> None:
     nouns = FILE["sides"][side]["noun"]
     preferred, other = (nouns[:14], nouns[14:]) if half == 0 else (nouns[14:], nouns[:14])
-    drawn = Counter(
-        w for s in samples[side] for w, r in zip(s.words, s.roles, strict=True) if r == f"noun_{role}"
-    )
+    drawn = Counter(w for s in samples[side] for w, r in zip(s.words, s.roles, strict=True) if r == f"noun_{role}")
     total = drawn.total()
     assert_binomial(sum(drawn[word] for word in preferred), total, 0.8)
     for word in preferred:
@@ -279,9 +277,7 @@ def test_example_sentences_of_the_paper_can_be_drawn(
         ),
     ],
 )
-def test_shapes_without_adjectives(
-    structure: str, shapes: list[str], samples: dict[str, list[Sentence]]
-) -> None:
+def test_shapes_without_adjectives(structure: str, shapes: list[str], samples: dict[str, list[Sentence]]) -> None:
     found = {
         " ".join(s.roles)
         for s in samples["B"]
@@ -447,9 +443,7 @@ def test_bad_draw_seed() -> None:
 
 # The middle word of an odd list belongs to both halves.
 @pytest.mark.parametrize(("first_half", "names"), [("", {"bob", "cid"}), ('"who"', {"ann", "bob"})])
-def test_a_grammar_with_other_roles_classes_and_sides(
-    first_half: str, names: set[str], tmp_path: Path
-) -> None:
+def test_a_grammar_with_other_roles_classes_and_sides(first_half: str, names: set[str], tmp_path: Path) -> None:
     path = tmp_path / "mine.toml"
     path.write_text(
         f"""
@@ -486,9 +480,7 @@ def test_structure_with_share_0_is_never_drawn(tmp_path: Path) -> None:
 
 
 def test_declared_ambiguous_word_is_drawn_in_both_roles(tmp_path: Path) -> None:
-    path = edited(
-        tmp_path, ("ambiguous_words = []", 'ambiguous_words = ["chases"]'), ('"chased"', '"chases"')
-    )
+    path = edited(tmp_path, ("ambiguous_words = []", 'ambiguous_words = ["chases"]'), ('"chased"', '"chases"'))
     grammar: Grammar = load_grammar("A", path)
     assert grammar.word_class["chases"] == "verb_transitive"
     assert grammar.content_words.count("chases") == 1

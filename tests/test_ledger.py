@@ -199,9 +199,7 @@ class TestResultFiles:
             ({"provenance": {**vars(PROVENANCE), "host": "h"}}, "provenance.host"),
         ],
     )
-    def test_wrong_field_is_named_with_its_file(
-        self, tmp_path: Path, change: dict[str, Any], field: str
-    ) -> None:
+    def test_wrong_field_is_named_with_its_file(self, tmp_path: Path, change: dict[str, Any], field: str) -> None:
         record = json.loads(make_result(figures={"loss": Figure((5.2, 5.3, 5.4))}).to_json())
         path = tmp_path / "wrong.json"
         path.write_text(json.dumps({**record, **change}))
@@ -245,9 +243,7 @@ class TestResultFiles:
         assert list(tmp_path.iterdir()) == [path]
 
     @pytest.mark.parametrize("step", ["fsync", "replace"])
-    def test_failed_write_leaves_the_old_file(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
-    ) -> None:
+    def test_failed_write_leaves_the_old_file(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str) -> None:
         path = write_result(self.full_result(), tmp_path)
         before = path.read_bytes()
 
@@ -273,9 +269,7 @@ class TestProvenance:
         assert provenance.hardware["cores"] == len(os.sched_getaffinity(0))
         assert provenance.hardware["cpu"]
         assert provenance.versions["numpy"] == np.__version__
-        assert set(provenance.versions) == {
-            *("python", "numpy", "scipy", "scikit-learn", "numba", "torch", "ematrace")
-        }
+        assert set(provenance.versions) == {*("python", "numpy", "scipy", "scikit-learn", "numba", "torch", "ematrace")}
         assert provenance.peak_memory_mb is not None
         assert 10 < provenance.peak_memory_mb < 1e6
         assert Result.from_json(make_result(provenance=provenance).to_json()).provenance == provenance
@@ -325,9 +319,7 @@ class TestStore:
         with pytest.raises(ResultError, match=r"noise\.json: not UTF-8"):
             Store(tmp_path, tmp_path / "local").load()
 
-    def test_environment_and_path_override_the_checkout(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_environment_and_path_override_the_checkout(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv("EMATRACE_RESULTS", raising=False)
         assert Store.open().recorded == Path(__file__).resolve().parents[1] / "results"
         assert Store.open().local == Path("results/local")
@@ -339,9 +331,7 @@ class TestStore:
         with pytest.raises(ResultError, match="nowhere"):
             Store.open(tmp_path / "nowhere")
 
-    def test_installed_wheel_has_no_recorded_results(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_installed_wheel_has_no_recorded_results(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv("EMATRACE_RESULTS", raising=False)
         monkeypatch.setattr(results_module, "checkout_root", lambda: None)
         assert Store.open(local=tmp_path).recorded is None
@@ -432,9 +422,7 @@ class TestDirection:
             ("not >", NOISY_HIGH, NOISY_LOW, True),
         ],
     )
-    def test_comparison_of_figures(
-        self, op: str, left: Figure, right: Figure, holds: bool, same_file: bool
-    ) -> None:
+    def test_comparison_of_figures(self, op: str, left: Figure, right: Figure, holds: bool, same_file: bool) -> None:
         assert compare(op, left, right, same_file).holds is holds
 
     def test_record_of_a_comparison(self) -> None:
@@ -739,9 +727,7 @@ def ledger_row(tmp_path: Path, claim: Claim, *recorded: Result, local: tuple[Res
     return row
 
 
-def make_claim(
-    *direction: Direction, figure: tuple[PaperFigure, ...] = (), part: str = "small", **other: Any
-) -> Claim:
+def make_claim(*direction: Direction, figure: tuple[PaperFigure, ...] = (), part: str = "small", **other: Any) -> Claim:
     return Claim("C01", part, "the claim", "the paper's", direction=direction, figure=figure, **other)
 
 
@@ -935,9 +921,7 @@ class TestRobustness:
             Direction("one/a", ">", "one/b"),  # holds in 1, 2, 4; a tie in 3 does not
             Direction("one/a", "not >", "one/c"),  # holds in 2, 3; a tie in 3 does
         )
-        found = self.robustness(
-            tmp_path, claim, a=(0.9, 0.5, 0.4, 0.8), b=(0.1, 0.4, 0.4, 0.7), c=(0.8, 0.6, 0.4, 0.1)
-        )
+        found = self.robustness(tmp_path, claim, a=(0.9, 0.5, 0.4, 0.8), b=(0.1, 0.4, 0.4, 0.7), c=(0.8, 0.6, 0.4, 0.1))
         assert (found["holds"], found["conditions"], found["share"]) == (1, 4, 0.25)
         assert [check["holds"] for check in found["checks"]] == [3, 2]
         assert [check["share"] for check in found["checks"]] == [0.75, 0.5]

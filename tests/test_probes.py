@@ -38,9 +38,7 @@ def data():
     """Features with unequal means and scales, and labels that depend on them."""
     rng = np.random.default_rng(1)
     X = rng.standard_normal((N, D)) * rng.uniform(0.1, 3, D) + rng.uniform(-2, 2, D)
-    codes = (X @ rng.standard_normal((D, len(CLASSES))) + rng.standard_normal((N, len(CLASSES)))).argmax(
-        axis=1
-    )
+    codes = (X @ rng.standard_normal((D, len(CLASSES))) + rng.standard_normal((N, len(CLASSES)))).argmax(axis=1)
     return X, codes
 
 
@@ -70,9 +68,7 @@ def test_solve_is_sklearn_ridge(data, lam, fit_intercept):
 
 
 def test_default_penalty_is_the_papers(data):
-    np.testing.assert_allclose(
-        gram_of(*data).solve().weights, oracle(*data, 0.01).coef_.T, rtol=1e-9, atol=1e-12
-    )
+    np.testing.assert_allclose(gram_of(*data).solve().weights, oracle(*data, 0.01).coef_.T, rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.parametrize("columns", [[3, 4, 5, 6], [20, 1, 13], [7]])
@@ -86,9 +82,7 @@ def test_columns_solve_the_sliced_problem(data, columns):
     assert readout.columns.tolist() == columns
 
 
-@pytest.mark.parametrize(
-    ("columns", "m"), [(None, 10), (None, 40), ([9, 2, 17, 4, 11], 3), ([9, 2, 17, 4, 11], 8)]
-)
+@pytest.mark.parametrize(("columns", "m"), [(None, 10), (None, 40), ([9, 2, 17, 4, 11], 3), ([9, 2, 17, 4, 11], 8)])
 def test_projection_solves_the_projected_problem(data, columns, m):
     """m above the input width makes PᵀGP singular: only the penalty keeps it solvable."""
     X, codes = data
@@ -103,9 +97,7 @@ def test_projection_solves_the_projected_problem(data, columns, m):
 
 def test_identity_projection_changes_nothing(data):
     gram = gram_of(*data)
-    np.testing.assert_allclose(
-        gram.solve(1.0, projection=np.eye(D)).weights, gram.solve(1.0).weights, rtol=1e-9
-    )
+    np.testing.assert_allclose(gram.solve(1.0, projection=np.eye(D)).weights, gram.solve(1.0).weights, rtol=1e-9)
 
 
 def test_statistics_are_the_products(data):
@@ -141,9 +133,7 @@ def test_rows_beyond_one_block_are_counted(monkeypatch, data):
     np.testing.assert_allclose(readout.weights, ridge.coef_.T, rtol=1e-9, atol=1e-12)
     np.testing.assert_allclose(readout.decision(X), ridge.predict(X), rtol=1e-9, atol=1e-12)
     assert (ReadoutBank({"a": readout}).predict_codes(X)["a"] == ridge.predict(X).argmax(axis=1)).all()
-    np.testing.assert_allclose(
-        RidgeProbe(1.0).fit(X, codes).decision_function(X), ridge.predict(X), atol=1e-9
-    )
+    np.testing.assert_allclose(RidgeProbe(1.0).fit(X, codes).decision_function(X), ridge.predict(X), atol=1e-9)
 
 
 @pytest.mark.parametrize("order", ["C", "F"])
@@ -173,9 +163,7 @@ def test_merge_equals_one_pass(data):
     left, right = gram_of(X[:120], codes[:120]), gram_of(X[120:], codes[120:])
     left.solve(1.0)
     left.merge(right)
-    np.testing.assert_allclose(
-        left.solve(1.0).weights, gram_of(X, codes).solve(1.0).weights, rtol=1e-9, atol=1e-12
-    )
+    np.testing.assert_allclose(left.solve(1.0).weights, gram_of(X, codes).solve(1.0).weights, rtol=1e-9, atol=1e-12)
     np.testing.assert_allclose(left.xtx, X.T @ X, rtol=1e-12)
     assert left.n == N
     assert right.n == N - 120
@@ -349,9 +337,7 @@ def test_wilson_matches_published_values(k, n, interval):
     assert wilson_interval(k, n) == pytest.approx(interval, abs=5e-5)
 
 
-@given(
-    st.integers(1, 10**6).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n))), st.floats(0.5, 0.999)
-)
+@given(st.integers(1, 10**6).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n))), st.floats(0.5, 0.999))
 def test_wilson_ends_are_where_the_score_test_rejects(counts, confidence):
     """Each end p solves |k/n - p| = z sqrt(p(1-p)/n); mirrored counts give mirrored ends."""
     k, n = counts
@@ -396,9 +382,7 @@ def test_newcombe_matches_published_values(counts, interval):
     """Newcombe 1998, Statistics in Medicine 17:873, Table II, method 10."""
     assert newcombe_difference_interval(*counts) == pytest.approx(interval, abs=5e-5)
     k1, n1, k2, n2 = counts
-    assert newcombe_difference_interval(k2, n2, k1, n1) == pytest.approx(
-        (-interval[1], -interval[0]), abs=5e-5
-    )
+    assert newcombe_difference_interval(k2, n2, k1, n1) == pytest.approx((-interval[1], -interval[0]), abs=5e-5)
 
 
 def test_newcombe_without_trials_knows_nothing():
@@ -459,9 +443,7 @@ def test_control_labels_follow_the_distribution():
     types = [f"w{i}" for i in range(20_000)]
     weights = label_weights(["det"] * 5 + ["noun"] * 3 + ["aux"] * 2, CLASSES)
     np.testing.assert_allclose(weights, [0.5, 0.3, 0.0, 0.2])
-    np.testing.assert_allclose(
-        label_weights(control_labels(types, CLASSES, 0, weights), CLASSES), weights, atol=0.015
-    )
+    np.testing.assert_allclose(label_weights(control_labels(types, CLASSES, 0, weights), CLASSES), weights, atol=0.015)
     np.testing.assert_allclose(label_weights(control_labels(types, CLASSES, 0), CLASSES), 0.25, atol=0.015)
     assert set(control_labels(types[:100], CLASSES, 0, [0, 0, 1, 0])) == {"verb"}
 
@@ -498,13 +480,9 @@ def test_scores_of_codes_and_pooled_scores(data):
     names = np.array(CLASSES)
     by_code = score_roles(predicted, codes, CLASSES)
     assert by_code == score_roles(names[predicted], names[codes])
-    pooled = score_roles(predicted[:99], codes[:99], CLASSES) + score_roles(
-        names[predicted[99:]], names[codes[99:]]
-    )
+    pooled = score_roles(predicted[:99], codes[:99], CLASSES) + score_roles(names[predicted[99:]], names[codes[99:]])
     assert pooled == by_code
-    assert score_roles([0], [2], CLASSES) == Scores(
-        {"det": (0, 0), "noun": (0, 0), "verb": (0, 1), "aux": (0, 0)}
-    )
+    assert score_roles([0], [2], CLASSES) == Scores({"det": (0, 0), "noun": (0, 0), "verb": (0, 1), "aux": (0, 0)})
     with pytest.raises(ValueError, match="equally long"):
         score_roles(["det"], ["det", "det"])
     with pytest.raises(ValueError, match="integer codes"):

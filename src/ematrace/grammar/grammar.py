@@ -122,9 +122,7 @@ class Grammar:
         n, seed = non_negative_int(n, "n"), non_negative_int(seed, "seed")
         key = zlib.crc32(self.name.encode())
         rng = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(key,)))
-        variants = [
-            (structure.name, variant) for structure in self.structures for variant in structure.variants
-        ]
+        variants = [(structure.name, variant) for structure in self.structures for variant in structure.variants]
         plans = [(name, [(slot, *self._pools(slot)) for slot in variant.slots]) for name, variant in variants]
         edges = np.cumsum([s.share * v.weight for s in self.structures for v in s.variants])
         edges /= edges[-1]

@@ -162,9 +162,7 @@ def _read(path: Path) -> dict[str, Grammar]:
 
 def _grammars(top: _Table) -> dict[str, Grammar]:
     """All sides of a file, or the first GrammarError in it."""
-    top.only(
-        ("roles", "deep_roles", "ambiguous_words", "sampling", "function", "phrases", "structures", "sides")
-    )
+    top.only(("roles", "deep_roles", "ambiguous_words", "sampling", "function", "phrases", "structures", "sides"))
     roles = top.distinct("roles")
     deep_roles = top.distinct("deep_roles", empty_ok=True)
     _known_roles(top, "deep_roles", deep_roles, roles)
@@ -232,9 +230,7 @@ def _check_words(
             for word in words:
                 other_group, other_class = first_seen.setdefault(word, (group, word_class))
                 if other_group != group:
-                    raise top.error(
-                        f"{group}.{word_class}", f"{word!r} is also in {other_group}.{other_class}"
-                    )
+                    raise top.error(f"{group}.{word_class}", f"{word!r} is also in {other_group}.{other_class}")
                 if other_class != word_class and word not in ambiguous:
                     problem = f"{word!r} is also in {other_group}.{other_class} and not in ambiguous_words"
                     raise top.error(f"{group}.{word_class}", problem)
@@ -313,12 +309,8 @@ def _expand(owner: _Table, key: str, text: str, phrases: dict[str, tuple[str, ..
     for slot in slots:
         parts = _SLOT.fullmatch(slot)
         if parts is None:
-            raise owner.error(
-                key, f"cannot read slot {slot!r}, write role, role=class, role=class? or PHRASE:name"
-            )
-        expanded.append(
-            Slot(parts["role"], parts["word_class"] or parts["role"], parts["optional"] is not None)
-        )
+            raise owner.error(key, f"cannot read slot {slot!r}, write role, role=class, role=class? or PHRASE:name")
+        expanded.append(Slot(parts["role"], parts["word_class"] or parts["role"], parts["optional"] is not None))
     return expanded
 
 

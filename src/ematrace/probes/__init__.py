@@ -12,6 +12,7 @@ from ematrace.probes.intervals import (
 from ematrace.probes.projection import gaussian_projection
 from ematrace.probes.ridge import GramMatrix, Readout, ReadoutBank, RidgeProbe
 from ematrace.probes.scores import Scores, score_roles
+from ematrace.probes.spectrum import effective_rank, participation_ratio
 
 __all__ = [
     "GramMatrix",
@@ -21,11 +22,13 @@ __all__ = [
     "RidgeProbe",
     "Scores",
     "control_labels",
+    "effective_rank",
     "gaussian_projection",
     "label_weights",
     "lagged_words",
     "newcombe_difference_interval",
     "paired_difference_interval",
+    "participation_ratio",
     "score_roles",
     "seed_interval",
     "selectivity",

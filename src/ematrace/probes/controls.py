@@ -39,8 +39,7 @@ def control_labels(
     cumulative[np.flatnonzero(p)[-1] :] = 1.0
     tokens = list(words)
     drawn = {
-        word: classes[int(np.searchsorted(cumulative, _uniform(word, seed), side="right"))]
-        for word in set(tokens)
+        word: classes[int(np.searchsorted(cumulative, _uniform(word, seed), side="right"))] for word in set(tokens)
     }
     return np.array([drawn[word] for word in tokens], dtype=np.str_)
 

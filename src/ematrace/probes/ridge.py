@@ -113,9 +113,7 @@ class GramMatrix:
         for start in range(0, len(X), BLOCK_ROWS):
             block = _block(X, start)
             y = codes[start : start + len(block)]
-            Y = sparse.csr_array(
-                (np.ones(len(y)), y, np.arange(len(y) + 1)), shape=(len(y), len(self.classes))
-            )
+            Y = sparse.csr_array((np.ones(len(y)), y, np.arange(len(y) + 1)), shape=(len(y), len(self.classes)))
             self._xty += np.asarray(Y.T @ block).T
             self._xtx = dsyrk(1.0, block.T, beta=1.0, c=self._xtx, lower=1, overwrite_c=1)
             self._symmetric = False
@@ -129,6 +127,23 @@ class GramMatrix:
         self._xty += other._xty
         self.class_counts += other.class_counts
         self._symmetric = self._symmetric and other._symmetric
+
+    def relabel(self, classes: Sequence[str], name_of: Mapping[str, str]) -> GramMatrix:
+        """The same rows under coarser labels: every class here becomes ``name_of[class]``. XᵀX is shared, not copied."""
+        self._mirror()
+        coarse = GramMatrix.__new__(GramMatrix)
+        coarse.__dict__.update(self.__dict__)
+        coarse.classes = tuple(classes)
+        coarse._code_of = {name: code for code, name in enumerate(coarse.classes)}
+        try:
+            codes = np.array([coarse._code_of[name_of[name]] for name in self.classes])
+        except KeyError as error:
+            raise ValueError(f"relabel: {error.args[0]!r} has no place among the new classes") from None
+        coarse._xty = np.zeros((self.n_features, len(coarse.classes)))
+        np.add.at(coarse._xty.T, codes, self._xty.T)
+        coarse.class_counts = np.bincount(codes, self.class_counts, len(coarse.classes)).astype(np.int64)
+        coarse._xtx = _read_only(self._xtx)
+        return coarse
 
     def solve(
         self,

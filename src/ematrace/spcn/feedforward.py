@@ -126,9 +126,7 @@ def learn_feedforward(
                 X_BI = inputs[order[at : at + BATCH]].astype(np.float64)
                 W_IO = FF_RULES[rule](W_IO, X_BI, state, DEFAULT_ETA[rule] if eta is None else eta)
             if not np.isfinite(W_IO).all():
-                raise FloatingPointError(
-                    f"SPCN: rule {rule!r} made W_ff of level {level} not finite; lower ff_eta"
-                )
+                raise FloatingPointError(f"SPCN: rule {rule!r} made W_ff of level {level} not finite; lower ff_eta")
         learned.append(W_IO.astype(start.dtype))
         inputs = _sparse_code(inputs @ learned[-1], k)
     return learned

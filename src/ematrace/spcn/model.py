@@ -151,11 +151,7 @@ class SPCN(BaseEstimator, TransformerMixin):  # type: ignore[misc]
         """Draw fresh weights and learn W_fb over the sentences; labels are never looked at."""
         self._validate()
         texts = [_words(s, i) for i, s in enumerate(sentences)]
-        words = (
-            self.vocabulary
-            if self.vocabulary is not None
-            else dict.fromkeys(w for text in texts for w in text)
-        )
+        words = self.vocabulary if self.vocabulary is not None else dict.fromkeys(w for text in texts for w in text)
         self.vocabulary_ = {word: i for i, word in enumerate(words)}
         if not self.vocabulary_:
             raise ValueError("SPCN.fit: the vocabulary is empty; give sentences with words, or `vocabulary`")
@@ -234,9 +230,7 @@ class SPCN(BaseEstimator, TransformerMixin):  # type: ignore[misc]
         wanted = set(self.blocks(part))
         blocks = self.blocks(representation)
         if missing := wanted - set(blocks):
-            raise ValueError(
-                f"representation: {sorted(map(str, missing))[0]} of {part!r} is not in {representation!r}"
-            )
+            raise ValueError(f"representation: {sorted(map(str, missing))[0]} of {part!r} is not in {representation!r}")
         ends = np.cumsum([self.widths[b.level] for b in blocks])
         spans = zip(blocks, ends, strict=True)
         return np.concatenate([np.arange(end - self.widths[b.level], end) for b, end in spans if b in wanted])
@@ -303,9 +297,7 @@ class SPCN(BaseEstimator, TransformerMixin):  # type: ignore[misc]
             raise NotFittedError("SPCN.save: the model is not fitted")
         path = Path(path)
         params = self.get_params() | {"vocabulary": list(self.vocabulary_)}
-        config = json.dumps(
-            {"format": "ematrace.spcn", "version": 1, "params": params, "seen": self.n_tokens_seen_}
-        )
+        config = json.dumps({"format": "ematrace.spcn", "version": 1, "params": params, "seen": self.n_tokens_seen_})
         names = [f for f in kernels.Weights._fields if f != "widths"]
         tensors = {f"{side}.{f}": getattr(w, f) for side, w in self.weights_.items() for f in names}
         handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".part")
@@ -360,9 +352,7 @@ class SPCN(BaseEstimator, TransformerMixin):  # type: ignore[misc]
         }  # fmt: skip
         for name, allowed in choices.items():
             if getattr(self, name) not in allowed:
-                raise ValueError(
-                    f"SPCN.{name} is {getattr(self, name)!r}; choose from {', '.join(map(repr, allowed))}"
-                )
+                raise ValueError(f"SPCN.{name} is {getattr(self, name)!r}; choose from {', '.join(map(repr, allowed))}")
         positive = {"settle_steps": self.settle_steps, "spa_window": self.spa_window, "spa_top": self.spa_top}
         for name, number in positive.items():
             if number < 1:
@@ -371,15 +361,11 @@ class SPCN(BaseEstimator, TransformerMixin):  # type: ignore[misc]
             raise ValueError(f"SPCN.widths is {self.widths!r}; every level needs at least one unit")
         if len(self.alpha_fast) != len(self.widths):
             if tuple(self.alpha_fast) != (0.5, 0.2, 0.1, 0.05) or len(self.widths) > 4:
-                raise ValueError(
-                    f"SPCN.alpha_fast has {len(self.alpha_fast)} rates for {len(self.widths)} levels"
-                )
+                raise ValueError(f"SPCN.alpha_fast has {len(self.alpha_fast)} rates for {len(self.widths)} levels")
         if not 0 < self.k <= 1:
             raise ValueError(f"SPCN.k is {self.k}; it is a share in (0, 1]")
         if not 0 < self.pi_min <= self.pi_max:
-            raise ValueError(
-                f"SPCN.pi_min is {self.pi_min}, pi_max is {self.pi_max}; 0 < pi_min <= pi_max is needed"
-            )
+            raise ValueError(f"SPCN.pi_min is {self.pi_min}, pi_max is {self.pi_max}; 0 < pi_min <= pi_max is needed")
         if not 0 <= self.decay < 1:
             raise ValueError(f"SPCN.decay is {self.decay}; it must lie in [0, 1)")
         self.blocks()
@@ -464,9 +450,7 @@ class SPCN(BaseEstimator, TransformerMixin):  # type: ignore[misc]
         """Word numbers of all sentences, and where each sentence starts."""
         index = self.vocabulary_
         tokens = np.fromiter((index.get(word, -1) for text in texts for word in text), np.int64)
-        starts = np.concatenate([[0], np.cumsum([len(text) for text in texts], dtype=np.int64)]).astype(
-            np.int64
-        )
+        starts = np.concatenate([[0], np.cumsum([len(text) for text in texts], dtype=np.int64)]).astype(np.int64)
         if self.unknown_words == "error" and tokens.size and tokens.min() < 0:
             t = int(np.argmax(tokens < 0))
             s = int(np.searchsorted(starts, t, side="right")) - 1
@@ -481,10 +465,6 @@ class SPCN(BaseEstimator, TransformerMixin):  # type: ignore[misc]
 def _words(sentence: Any, number: int) -> Sequence[str]:
     """The words of a sentence, which is a sequence of strings or has `.words`."""
     words = getattr(sentence, "words", sentence)
-    if (
-        isinstance(words, str)
-        or not isinstance(words, Sequence)
-        or not all(isinstance(w, str) for w in words)
-    ):
+    if isinstance(words, str) or not isinstance(words, Sequence) or not all(isinstance(w, str) for w in words):
         raise TypeError(f"SPCN: sentence {number} is not a sequence of words (got {type(sentence).__name__})")
     return words

@@ -38,13 +38,9 @@ def parse_representation(name: str, levels: int, directions: tuple[str, ...]) ->
         level = int(match["level"] or 0)
         kind = match["kind"] or "activation"
         if kind not in _ALIASES:
-            raise ValueError(
-                f"representation: unknown kind {kind!r} in {name!r}; there are {', '.join(_ALIASES)}"
-            )
+            raise ValueError(f"representation: unknown kind {kind!r} in {name!r}; there are {', '.join(_ALIASES)}")
         if level >= levels:
-            raise ValueError(
-                f"representation: {name!r} asks for level {level}, the model has levels 0 to {levels - 1}"
-            )
+            raise ValueError(f"representation: {name!r} asks for level {level}, the model has levels 0 to {levels - 1}")
         sides = (match["direction"],) if match["direction"] else directions
         for side in sides:
             if side not in directions:

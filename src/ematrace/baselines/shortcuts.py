@@ -1,0 +1,94 @@
+"""Does the supervised tagger read the word or its context? (C43: it "fails because it learns word-to-role shortcuts")
+
+Each score is over chosen tokens, one at a time: with nothing changed, with the word hidden, with all but the word
+hidden, and with the word exchanged for another. Hidden = a zero embedding, which training never showed; the exchange
+keeps every input a word, so the two together say more than either.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from ematrace.baselines.bigru import BiGRUTagger, Unseen
+
+At = Sequence[tuple[int, int]]
+Swap = Callable[[str, str, np.random.Generator], str]
+
+
+class Tagged(Protocol):
+    @property
+    def words(self) -> Sequence[str]: ...
+    @property
+    def roles(self) -> Sequence[str]: ...
+
+
+@dataclass(frozen=True)
+class TokenScore:
+    correct: int
+    n: int
+    by_role: dict[str, tuple[int, int]]
+    """role -> (correct, n)"""
+
+    @property
+    def accuracy(self) -> float:
+        return self.correct / self.n if self.n else float("nan")
+
+
+def content_tokens(sentences: Sequence[Tagged], function_words: Collection[str]) -> list[tuple[int, int]]:
+    """(sentence, position) of every word that is not a function word."""
+    function = frozenset(function_words)
+    return [
+        (i, t) for i, sentence in enumerate(sentences) for t, word in enumerate(sentence.words) if word not in function
+    ]
+
+
+def intact_accuracy(
+    tagger: BiGRUTagger, sentences: Sequence[Tagged], at: At, unseen: Unseen | None = None
+) -> TokenScore:
+    """Nothing changed: the figure that the others are compared with."""
+    roles = tagger.predict([s.words for s in sentences], unseen=unseen)
+    return _score([roles[i][t] for i, t in at], sentences, at)
+
+
+def context_only_accuracy(
+    tagger: BiGRUTagger, sentences: Sequence[Tagged], at: At, unseen: Unseen | None = None
+) -> TokenScore:
+    """The word itself is hidden."""
+    return _score(tagger.predict_with_masks([s.words for s in sentences], at, "context", unseen), sentences, at)
+
+
+def word_only_accuracy(
+    tagger: BiGRUTagger, sentences: Sequence[Tagged], at: At, unseen: Unseen | None = None
+) -> TokenScore:
+    """Everything but the word is hidden; its position and the sentence's length still show."""
+    return _score(tagger.predict_with_masks([s.words for s in sentences], at, "word", unseen), sentences, at)
+
+
+def swapped_accuracy(
+    tagger: BiGRUTagger,
+    sentences: Sequence[Tagged],
+    at: At,
+    swap: Swap,
+    random_state: int = 0,
+    unseen: Unseen | None = None,
+) -> TokenScore:
+    """Each word in turn becomes `swap(word, role, rng)`, all else unchanged; the old role stays the right one."""
+    rng = np.random.default_rng(random_state)
+    copies: list[tuple[str, ...]] = []
+    for i, t in at:
+        words = tuple(sentences[i].words)
+        copies.append((*words[:t], swap(words[t], sentences[i].roles[t], rng), *words[t + 1 :]))
+    roles = tagger.predict(copies, unseen=unseen)
+    return _score([roles[k][t] for k, (_, t) in enumerate(at)], sentences, at)
+
+
+def _score(predicted: Sequence[str], sentences: Sequence[Tagged], at: At) -> TokenScore:
+    truth = [sentences[i].roles[t] for i, t in at]
+    n = Counter(truth)
+    correct = Counter(role for role, guess in zip(truth, predicted, strict=True) if role == guess)
+    return TokenScore(correct.total(), n.total(), {role: (correct[role], n[role]) for role in sorted(n)})

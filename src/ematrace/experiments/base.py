@@ -1,0 +1,22 @@
+"""What an experiment is: a name, a title and a function from a workbench to figures."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ematrace.experiments.workbench import Figures, Workbench
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """One table or figure.
+
+    Experiments of one `group` and seed share a workbench in one process; other groups run beside it.
+    """
+
+    name: str
+    title: str
+    measure: Callable[[Workbench], Figures]
+    group: str = "spcn"
+    seeds: int = 3

@@ -1,0 +1,55 @@
+"""Does a random projection with top-k keep pairwise distances, as the paper says by Johnson-Lindenstrauss? (C42)"""
+
+from __future__ import annotations
+
+import numpy as np
+from scipy.optimize import brentq
+from scipy.spatial.distance import pdist
+from scipy.stats import spearmanr
+
+from ematrace.experiments.base import Experiment
+from ematrace.experiments.workbench import Figures, Floats, Workbench
+from ematrace.traces import ema
+
+CONTEXTS = 1000
+
+
+def measure(bench: Workbench) -> Figures:
+    """Points before and after W_ff of L0 alone, and after W_ff, top-k, ReLU and unit length: single words as one-hots, and
+    contexts as EMA of one-hots."""
+    model = bench.spcn()
+    W, k = np.asarray(model.W_ff()[0], np.float64), model.ks_[0]
+    one_hot = np.eye(len(bench.vocabulary))
+    index = {word: i for i, word in enumerate(bench.vocabulary)}
+    contexts = [ema(one_hot[[index[w] for w in s.words]], float(model.alpha_fast[0])) for s in bench.within]
+    distinct = np.unique(np.concatenate(contexts), axis=0)
+    chosen = np.random.default_rng(bench.seed).permutation(len(distinct))[:CONTEXTS]
+    figures: Figures = {}
+    for name, points in (("words", one_hot), ("contexts", distinct[chosen])):
+        epsilon = jl_epsilon(len(points), W.shape[0])
+        figures[f"{name}.jl_epsilon"] = (epsilon, None)
+        drive = points @ W.T
+        for code, images in (("linear", drive), ("topk", sparse_code(drive, k))):
+            before, after = pdist(points, "sqeuclidean"), pdist(images, "sqeuclidean")
+            ratio = after / before
+            distortion = np.abs(ratio / np.median(ratio) - 1)  # the scale is free; only its spread is distortion
+            figures[f"{name}.{code}.max_distortion"] = (float(distortion.max()), None)
+            figures[f"{name}.{code}.share_within_epsilon"] = (float((distortion <= epsilon).mean()), None)
+            if np.ptp(before) > 0:  # one-hots are all equally far apart: there is no order to keep
+                figures[f"{name}.{code}.spearman"] = (float(spearmanr(before, after).statistic), None)
+    return figures
+
+
+def jl_epsilon(points: int, dimension: int) -> float:
+    """The ε for which the lemma guarantees (1 ± ε) in this dimension: 4 ln n / (ε²/2 − ε³/3) = d."""
+    return float(brentq(lambda e: 4 * np.log(points) - dimension * (e**2 / 2 - e**3 / 3), 1e-6, 1.0))
+
+
+def sparse_code(drive: Floats, k: int) -> Floats:
+    """Rectified top-k of each row at unit length, as in settling."""
+    threshold = np.partition(drive, -k, axis=1)[:, [-k]]
+    code = np.where(drive >= threshold, np.maximum(drive, 0.0), 0.0)
+    return code / np.linalg.norm(code, axis=1, keepdims=True)
+
+
+EXPERIMENT = Experiment("distances", "Do sparse codes keep distances?", measure)

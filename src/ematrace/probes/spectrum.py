@@ -1,0 +1,30 @@
+"""How many dimensions a set of vectors really uses."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import linalg
+
+
+def participation_ratio(X: NDArray[np.floating]) -> float:
+    """(Σλ)² / Σλ² over the eigenvalues λ of the covariance of the rows: 1 for a line, d for a ball; 0 if all rows agree."""
+    variances = _singular_values(X) ** 2
+    total = variances.sum()
+    return float(total**2 / (variances**2).sum()) if total > 0 else 0.0
+
+
+def effective_rank(X: NDArray[np.floating]) -> float:
+    """exp of the entropy of the normalised singular values of the centred rows (Roy and Vetterli 2007)."""
+    values = _singular_values(X)
+    if values.sum() <= 0:
+        return 0.0
+    share = values[values > 0] / values.sum()
+    return float(np.exp(-(share * np.log(share)).sum()))
+
+
+def _singular_values(X: NDArray[np.floating]) -> NDArray[np.float64]:
+    centred = np.asarray(X, np.float64) - np.mean(X, axis=0, dtype=np.float64)
+    if len(centred) > centred.shape[1]:  # the covariance is the smaller matrix, and its roots are enough
+        return np.sqrt(np.clip(linalg.eigvalsh(centred.T @ centred), 0.0, None))
+    return np.asarray(linalg.svdvals(centred))

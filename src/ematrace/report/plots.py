@@ -1,0 +1,283 @@
+"""Plotly figures from ledger figures. Fonts, text colours and the legend's place are set in page.js, by theme and width."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from html import escape
+from typing import Any
+
+import plotly.graph_objects as go
+
+from ematrace.ledger import Figure
+from ematrace.report.sources import over_seeds, over_tokens
+from ematrace.report.wording import decimals_for, interval, number, plural
+
+# Okabe and Ito's colours, those with enough contrast on white and on near-black alike.
+BLUE, VERMILION, GREEN, PURPLE, GREY = "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#808080"
+ROW_PX = 28
+HEADROOM_PX = 96
+
+
+@dataclass(frozen=True)
+class Plot:
+    """A figure, what it shows in words, and optionally several x's for its points to choose from."""
+
+    id: str
+    figure: go.Figure
+    alt: str
+    choices: Mapping[str, Sequence[float | None]] = field(default_factory=dict)
+    caption: str = ""
+
+    def spec(self) -> dict[str, Any]:
+        spec: dict[str, Any] = json.loads(self.figure.to_json())
+        spec["layout"].pop("template", None)
+        if self.choices:
+            spec["choices"] = [{"label": escape(name), "x": list(xs)} for name, xs in self.choices.items()]
+        return spec
+
+
+@dataclass(frozen=True)
+class Series:
+    """One mark per row of a dot plot: ours, and the paper's number if it has one."""
+
+    name: str
+    colour: str
+    symbol: str
+    figures: Sequence[Figure | None]
+    papers: Sequence[float | None]
+
+
+def _figure(data: Sequence[Any], height: int, **layout: Any) -> go.Figure:
+    return go.Figure(list(data), {"template": "none", "height": height, "showlegend": len(data) > 1, **layout})
+
+
+def _words(figure: Figure) -> str:
+    """Mean and intervals, for the hover text."""
+    decimals = decimals_for(figure.mean)
+    seeds, tokens = over_seeds(figure), over_tokens(figure)
+    parts = [f"<b>{number(figure.mean)}</b>"]
+    if seeds:
+        parts.append(f"{plural(len(figure.values), 'seed')}: {interval(seeds, decimals)}")
+    if tokens:
+        parts.append(f"tokens: {interval(tokens, decimals)}")
+    return "<br>".join(parts)
+
+
+def _error(figures: Sequence[Figure], colour: str) -> dict[str, Any]:
+    """Bars to the ends of each figure's interval."""
+    ends = [f.interval or (f.mean, f.mean) for f in figures]
+    return {
+        "type": "data",
+        "symmetric": False,
+        "array": [hi - f.mean for (_, hi), f in zip(ends, figures, strict=True)],
+        "arrayminus": [f.mean - lo for (lo, _), f in zip(ends, figures, strict=True)],
+        "color": colour,
+        "thickness": 1.5,
+        "width": 3,
+    }
+
+
+def _rows_axis(places: Sequence[float], labels: Sequence[str]) -> dict[str, Any]:
+    """Categories as numbers, top to bottom, so that series can stand beside each other in a row."""
+    return {
+        "tickvals": list(places),
+        "ticktext": list(labels),
+        "range": [max(places, default=0) + 0.6, -0.6],
+        "automargin": True,
+        "zeroline": False,
+        "showgrid": True,
+    }
+
+
+def dot_plot(
+    id: str,
+    labels: Sequence[str],
+    series: Sequence[Series],
+    alt: str,
+    *,
+    x_title: str = "accuracy",
+    x_range: tuple[float, float] | None = (0.0, 1.02),
+    groups: Sequence[int] | None = None,
+    caption: str = "",
+) -> Plot:
+    """Rows of marks with intervals, the paper's hollow; a gap between rows of different `groups`."""
+    places: list[float] = []
+    for i in range(len(labels)):
+        gap = 0.5 if i and groups and groups[i] != groups[i - 1] else 0.0
+        places.append(places[-1] + 1 + gap if i else 0.0)
+    shown = [s for s in series if any(f is not None and f.known for f in s.figures)]
+    step = 0.0 if len(shown) < 2 else min(0.24, 0.66 / (len(shown) - 1))
+    data: list[Any] = []
+    hollow: list[Any] = []
+    for i, s in enumerate(shown):
+        offset = (i - (len(shown) - 1) / 2) * step
+        known = [(j, f) for j, f in enumerate(s.figures) if f is not None and f.known]
+        data.append(
+            go.Scatter(
+                name=s.name,
+                mode="markers",
+                x=[f.mean for _, f in known],
+                y=[places[j] + offset for j, _ in known],
+                error_x=_error([f for _, f in known], s.colour),
+                marker={"color": s.colour, "symbol": s.symbol, "size": 9},
+                customdata=[f"{escape(labels[j])}, {s.name}: {_words(f)}" for j, f in known],
+                hovertemplate="%{customdata}<extra></extra>",
+            )
+        )
+        papers = [(j, p) for j, p in enumerate(s.papers) if p is not None]
+        if papers:
+            hollow.append(
+                go.Scatter(
+                    name=f"{s.name}, paper",
+                    mode="markers",
+                    showlegend=False,
+                    x=[p for _, p in papers],
+                    y=[places[j] + offset for j, _ in papers],
+                    marker={"color": s.colour, "symbol": f"{s.symbol}-open", "size": 13, "line": {"width": 1.5}},
+                    customdata=[f"{escape(labels[j])}, {s.name}: paper <b>{number(p)}</b>" for j, p in papers],
+                    hovertemplate="%{customdata}<extra></extra>",
+                )
+            )
+    if hollow:
+        mark = {"color": GREY, "symbol": "circle-open", "size": 13, "line": {"width": 1.5}}
+        data.append(go.Scatter(name="paper (hollow)", mode="markers", x=[None], y=[None], marker=mark))
+    x_axis: dict[str, Any] = {"title": {"text": x_title}, "zeroline": False}
+    if x_range is not None:
+        x_axis["range"] = list(x_range)
+    figure = _figure(
+        data + hollow,
+        height=round(ROW_PX * (max(places, default=0) + 1.2) * max(1.0, len(shown) / 3)) + HEADROOM_PX,
+        showlegend=len(data) > 1,
+        xaxis=x_axis,
+        yaxis=_rows_axis(places, [escape(label) for label in labels]),
+    )
+    return Plot(id, figure, alt, caption=caption)
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A line over the lags, with the interval as a bar at each."""
+
+    name: str
+    colour: str
+    dash: str
+    symbol: str
+    points: Sequence[tuple[int, Figure]]
+
+
+def curves(id: str, lines: Sequence[Curve], level: tuple[str, Figure] | None, alt: str, caption: str = "") -> Plot:
+    """Accuracy against lag; `level` is a horizontal line with a name."""
+    data = [
+        go.Scatter(
+            name=line.name,
+            mode="lines+markers",
+            x=[lag for lag, _ in line.points],
+            y=[f.mean for _, f in line.points],
+            error_y=_error([f for _, f in line.points], line.colour),
+            line={"color": line.colour, "dash": line.dash, "width": 2},
+            marker={"color": line.colour, "symbol": line.symbol, "size": 8},
+            customdata=[f"{line.name}, lag {lag}: {_words(f)}" for lag, f in line.points],
+            hovertemplate="%{customdata}<extra></extra>",
+        )
+        for line in lines
+    ]
+    lags = [lag for line in lines for lag, _ in line.points]
+    if level is not None and lags:
+        name, figure = level
+        ends = [min(lags) - 0.3, max(lags) + 0.3]
+        data.append(
+            go.Scatter(
+                name=name,
+                mode="lines",
+                x=ends,
+                y=[figure.mean] * 2,
+                line={"color": GREY, "width": 3},
+                customdata=[f"{name}: {_words(figure)}"] * 2,
+                hovertemplate="%{customdata}<extra></extra>",
+            )
+        )
+    x_axis = {"title": {"text": "words back (lag)"}, "dtick": 1, "zeroline": False}
+    y_axis = {"title": {"text": "accuracy"}, "range": [-0.02, 1.04], "zeroline": False}
+    return Plot(id, _figure(data, 380, xaxis=x_axis, yaxis=y_axis, showlegend=True), alt, caption=caption)
+
+
+def share_bars(id: str, labels: Sequence[str], shares: Sequence[tuple[int, int]], alt: str) -> Plot:
+    """In how many of how many conditions each row holds."""
+    data = [
+        go.Bar(
+            orientation="h",
+            y=list(range(len(labels))),
+            x=[holds / n for holds, n in shares],
+            text=[f"{holds}/{n}" for holds, n in shares],
+            textposition="auto",
+            textangle=0,
+            marker={"color": BLUE},
+            customdata=[f"{escape(label)}: {h} of {n}" for label, (h, n) in zip(labels, shares, strict=True)],
+            hovertemplate="%{customdata}<extra></extra>",
+        )
+    ]
+    figure = _figure(
+        data,
+        height=22 * len(labels) + HEADROOM_PX,
+        xaxis={"title": {"text": "share of drawn grammars"}, "range": [0, 1.02], "tickformat": ".0%"},
+        yaxis=_rows_axis(range(len(labels)), [escape(label) for label in labels]),
+        bargap=0.3,
+    )
+    return Plot(id, figure, alt)
+
+
+def strips(id: str, labels: Sequence[str], figures: Sequence[Figure], alt: str) -> Plot:
+    """Every seed's distance from its figure's mean, over the band that tokens alone would explain."""
+    bands = [(i, f, tokens) for i, f in enumerate(figures) if (tokens := over_tokens(f)) is not None]
+    band = go.Bar(
+        name="95% by tokens (Wilson, one run)",
+        orientation="h",
+        y=[i for i, _, _ in bands],
+        base=[lo - f.mean for _, f, (lo, _) in bands],
+        x=[hi - lo for _, _, (lo, hi) in bands],
+        width=0.62,
+        marker={"color": GREY, "opacity": 0.35},
+        customdata=[f"{escape(labels[i])}, tokens: {interval(ends, decimals_for(f.mean))}" for i, f, ends in bands],
+        hovertemplate="%{customdata}<extra></extra>",
+    )
+    points = [(i, f, v) for i, f in enumerate(figures) for v in f.values]
+    dots = go.Scatter(
+        name="one seed",
+        mode="markers",
+        x=[v - f.mean for _, f, v in points],
+        y=[i for i, _, _ in points],
+        marker={"color": BLUE, "symbol": "line-ns-open", "size": 11, "line": {"width": 2}},
+        customdata=[f"{escape(labels[i])}: {number(v)}" for i, _, v in points],
+        hovertemplate="%{customdata}<extra></extra>",
+    )
+    figure = _figure(
+        [band, dots],
+        height=ROW_PX * len(labels) + HEADROOM_PX,
+        xaxis={"title": {"text": "distance from the mean over seeds"}, "zeroline": True, "tickformat": "+.2f"},
+        yaxis=_rows_axis(range(len(labels)), [escape(label) for label in labels]),
+    )
+    return Plot(id, figure, alt)
+
+
+def condition_scatter(
+    id: str, parameters: Mapping[str, Sequence[float | None]], series: Sequence[tuple[str, Figure]], alt: str
+) -> Plot:
+    """One mark per drawn condition and series; the reader chooses the parameter on the x axis."""
+    first = next(iter(parameters))
+    marks = [(BLUE, "circle"), (VERMILION, "square"), (BLUE, "circle-open"), (VERMILION, "square-open")]
+    data = [
+        go.Scatter(
+            name=name,
+            mode="markers",
+            x=list(parameters[first]),
+            y=list(figure.values),
+            marker={"color": colour, "symbol": symbol, "size": 9, "line": {"width": 1.5}},
+            hovertemplate=f"{escape(name)}: %{{y:.3f}} at %{{x:.3g}}<extra></extra>",
+        )
+        for (name, figure), (colour, symbol) in zip(series, marks, strict=False)
+    ]
+    x_axis = {"title": {"text": escape(first)}, "zeroline": False}
+    y_axis = {"title": {"text": "accuracy"}, "zeroline": False}
+    return Plot(id, _figure(data, 420, xaxis=x_axis, yaxis=y_axis), alt, choices=parameters)

@@ -1,0 +1,97 @@
+"""The ledger in the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rich import box
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.table import Table
+from rich.text import Text
+
+from ematrace.ledger import LedgerRow
+from ematrace.report.wording import (
+    checks_line,
+    count_verdicts,
+    local_agreement,
+    look_of,
+    ours_lines,
+    waiting_for,
+)
+
+# From this width on, the paper's figures have a column of their own.
+WIDE = 130
+
+
+@dataclass(frozen=True)
+class LedgerView:
+    """A table that is laid out when the width is known."""
+
+    rows: Sequence[LedgerRow]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        yield self.table(wide=options.max_width >= WIDE)
+
+    def table(self, wide: bool) -> Table:
+        table = Table(
+            box=box.SIMPLE_HEAD,
+            show_lines=False,
+            padding=(0, 1, 1, 0),
+            pad_edge=False,
+            collapse_padding=True,
+            expand=True,
+            caption="* the grammar was chosen knowing these figures   drawn: random grammars in which every direction holds"
+            "\nhere: the verdict of this machine's own run",
+            caption_justify="left",
+        )
+        table.add_column("id", no_wrap=True, style="bold")
+        table.add_column("claim", ratio=5, overflow="fold")
+        if wide:
+            table.add_column("paper", ratio=3, overflow="fold", style="dim")
+        table.add_column("ours (95% interval)", ratio=4, overflow="fold")
+        table.add_column("seeds", justify="right", no_wrap=True)
+        table.add_column("verdict", min_width=11, max_width=17)
+        table.add_column("drawn", justify="right", no_wrap=True)
+        table.add_column("here", max_width=10)
+        for row in self.rows:
+            claim = Text(row.claim)
+            if not wide:
+                claim.append(f"\npaper: {row.paper}", style="dim")
+            cells = [row.id, claim, *([Text(row.paper)] if wide else []), _ours(row), str(row.n_seeds or "–")]
+            table.add_row(*cells, _verdict(row), _drawn(row), local_agreement(row) if row.ours else "–")
+        return table
+
+
+def _ours(row: LedgerRow) -> Text:
+    text = Text()
+    for name, mean, ends in ours_lines(row):
+        text.append("\n" if text else "").append(f"{name} ").append(mean, style="bold")
+        text.append(f" {ends}" if ends else "", style="dim")
+    other = waiting_for(row) if row.verdict in ("open", "not testable here") else "" if text else checks_line(row)
+    if other:
+        text.append("\n" if text else "").append(other, style="dim")
+    return text
+
+
+def _verdict(row: LedgerRow) -> Text:
+    look = look_of(row.verdict)
+    return Text(f"{look.sign} {row.verdict}{'*' if row.fitted and row.figure else ''}", style=look.style)
+
+
+def _drawn(row: LedgerRow) -> str:
+    return f"{row.robustness.all.holds}/{row.robustness.all.conditions}" if row.robustness else "–"
+
+
+def ledger_table(rows: Sequence[LedgerRow]) -> LedgerView:
+    """Every claim with the paper's figure, ours, and the verdict; fits the width it is printed at."""
+    return LedgerView(tuple(rows))
+
+
+def verdict_summary(rows: Sequence[LedgerRow]) -> Text:
+    """One line: how many claims have each verdict."""
+    text = Text(f"{len(rows)} claims: ")
+    for i, (verdict, n) in enumerate(count_verdicts(rows)):
+        look = look_of(verdict)
+        text.append(" · " if i else "").append(f"{look.sign} {n} {verdict}", style=look.style)
+    return text

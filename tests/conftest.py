@@ -1,0 +1,88 @@
+"""What the tests share: hypothesis without deadlines, since compiling a kernel takes seconds, and SPCN's oracle."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import pytest
+from hypothesis import settings
+
+from ematrace.spcn import SPCN
+from ematrace.spcn.reference import ReferenceHierarchy
+
+settings.register_profile("ematrace", deadline=None)
+settings.load_profile("ematrace")
+
+WORDS = tuple(f"w{i}" for i in range(14))
+ReferenceOf = Callable[..., ReferenceHierarchy]
+ReferenceRun = Callable[..., np.ndarray]
+
+
+def draw_sentences(n: int, seed: int, longest: int = 17) -> list[list[str]]:
+    rng = np.random.default_rng(seed)
+    return [[WORDS[i] for i in rng.integers(0, len(WORDS), rng.integers(1, longest + 1))] for _ in range(n)]
+
+
+@pytest.fixture(scope="session")
+def sentences() -> list[list[str]]:
+    """Random sentences of 1 to 17 words over w0 ... w13, so that many outgrow an SPA buffer of 8."""
+    return draw_sentences(14, seed=3)
+
+
+@pytest.fixture(scope="session")
+def held_out() -> list[list[str]]:
+    return draw_sentences(5, seed=4)
+
+
+@pytest.fixture(scope="session")
+def reference_of() -> ReferenceOf:
+    """The dense float64 hierarchy with a fitted model's present weights and settings."""
+
+    def build(model: SPCN, side: str = "forward") -> ReferenceHierarchy:
+        fast = list(model.alpha_fast[: len(model.widths)])
+        reference = ReferenceHierarchy(
+            W_ff=[W.astype(np.float64) for W in model.W_ff(side)],
+            W_lat=[W.astype(np.float64) for W in model.W_lat(side)],
+            ks=list(model.ks_),
+            rule=model._rule(),
+            window=model.spa_window,
+            alpha_fast=fast,
+            alpha_slow=[model.slow_ratio * rate for rate in fast],
+        )
+        for level, W in enumerate(model.W_fb(side)):
+            reference.W_fb[level] = W.astype(np.float64)
+        weights = model.weights_[side]
+        for level, d in enumerate(model.widths):
+            reference.pi[level] = weights.precision[level, :d].astype(np.float64)
+            reference.variance[level] = weights.variance[level, :d].astype(np.float64)
+        return reference
+
+    return build
+
+
+@pytest.fixture(scope="session")
+def run_reference() -> ReferenceRun:
+    """Features [tokens, Σ 3 d_l]: activation, fast and slow trace of each level in turn, words in text order."""
+
+    def run(
+        reference: ReferenceHierarchy,
+        model: SPCN,
+        sentences: Sequence[Sequence[str]],
+        *,
+        backward: bool = False,
+        learning: bool = False,
+    ) -> np.ndarray:
+        rows = []
+        for words in sentences:
+            if model.reset == "sentence":
+                reference.start_sentence()
+            sentence = []
+            for word in reversed(words) if backward else words:
+                reference.step(model.vocabulary_.get(word, -1), learning)
+                levels = zip(reference.x, reference.fast, reference.slow, strict=True)
+                sentence.append(np.concatenate([part for level in levels for part in level]))
+            rows += sentence[::-1] if backward else sentence
+        return np.array(rows)
+
+    return run
