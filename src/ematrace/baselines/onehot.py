@@ -6,12 +6,12 @@ Every function returns float32 features [n_tokens, d] for all tokens of all sent
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import product
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ematrace.baselines.tokens import Ints, Tokens, tokenize
-from ematrace.traces import ema
 
 Sentences = Sequence[Sequence[str]]
 Features = NDArray[np.float32]
@@ -31,19 +31,27 @@ def current_token(sentences: Sentences, vocabulary: Sequence[str]) -> Features:
     return _one_hot(tokenize(sentences, vocabulary).ids, len(vocabulary))
 
 
+def _at_offset(tokens: Tokens, offset: int) -> tuple[Ints, Ints]:
+    """Tokens that have a neighbour `offset` places on in their own sentence, and that neighbour's word."""
+    t, length = tokens.positions, np.repeat(tokens.lengths, tokens.lengths)
+    here = np.flatnonzero((t + offset >= 0) & (t + offset < length))
+    return here, tokens.ids[here + offset]
+
+
 def _ema_features(tokens: Tokens, d: int, alphas: Sequence[float], bidirectional: bool, with_current: bool) -> Features:
-    x = _one_hot(tokens.ids, d)
-    blocks = [x] if with_current else []
-    groups = tokens.by_length()  # equal lengths, so that the traces of many sentences are one filter call
-    for step in (1, -1) if bidirectional else (1,):
-        for alpha in alphas:
-            h = np.empty_like(x)
-            for rows in groups:
-                h[rows[::step]] = ema(x[rows[::step]], alpha, axis=0)
-            blocks.append(h)
-    if not blocks:
-        raise ValueError("no features asked for: alphas is empty and with_current is False")
-    return np.concatenate(blocks, axis=1)
+    if any(not 0.0 <= alpha <= 1.0 for alpha in alphas):
+        raise ValueError(f"alphas must lie in [0, 1], got {tuple(alphas)}")
+    blocks = list(product((-1, 1) if bidirectional else (-1,), alphas))
+    out = np.zeros((len(tokens.ids), d * (len(blocks) + with_current)), dtype=np.float32)
+    if with_current:
+        out[np.arange(len(out)), tokens.ids] = 1.0
+    # The closed form h_t = sum_k alpha (1 - alpha)^k x_{t-k}: a one-hot x adds one number per lag, where a filter
+    # would run over every column.
+    for block, (sign, alpha) in enumerate(blocks, start=int(with_current)):
+        for lag in range(max(tokens.lengths, default=0)):
+            here, word = _at_offset(tokens, sign * lag)
+            out[here, block * d + word] += alpha * (1.0 - alpha) ** lag
+    return out
 
 
 def ema_of_onehots(
@@ -88,12 +96,11 @@ def window(sentences: Sentences, vocabulary: Sequence[str], radius: int) -> Feat
     if radius < 0:
         raise ValueError(f"radius must not be negative, got {radius}")
     tokens = tokenize(sentences, vocabulary)
-    d, n = len(vocabulary), len(tokens.ids)
-    t, length = tokens.positions, np.repeat(tokens.lengths, tokens.lengths)
-    out = np.zeros((n, (2 * radius + 1) * d), dtype=np.float32)
+    d = len(vocabulary)
+    out = np.zeros((len(tokens.ids), (2 * radius + 1) * d), dtype=np.float32)
     for block, offset in enumerate(range(-radius, radius + 1)):
-        inside = np.flatnonzero((t + offset >= 0) & (t + offset < length))
-        out[inside, block * d + tokens.ids[inside + offset]] = 1.0
+        here, word = _at_offset(tokens, offset)
+        out[here, block * d + word] = 1.0
     return out
 
 

@@ -24,9 +24,10 @@ def measure(bench: Workbench) -> Figures:
     without_spa = bench.probe((FULL, "l0+fast"), bench.spcn(spa=False))
     figures |= bench.accuracies("no_spa", without_spa[FULL])
     figures |= bench.accuracies("no_spa_no_slow", without_spa["l0+fast"])
-    for level in range(1, len(bench.spcn().widths)):
-        part = f"l{level}.traces"
-        figures |= bench.accuracies(f"level{level}", bench.probe([part], bench.spcn(), part)[part])
+    higher = {f"level{level}": f"l{level}.traces" for level in range(1, len(bench.spcn().widths))}
+    by_level = bench.probe(tuple(higher.values()), bench.spcn(), "+".join(higher.values()))
+    for name, part in higher.items():
+        figures |= bench.accuracies(name, by_level[part])
     return figures
 
 

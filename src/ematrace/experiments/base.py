@@ -19,4 +19,4 @@ class Experiment:
     title: str
     measure: Callable[[Workbench], Figures]
     group: str = "spcn"
-    seeds: int = 3
+    seeds: int = 2

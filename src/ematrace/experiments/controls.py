@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import Any
 
 import numpy as np
 
 from ematrace.baselines import onehot
-from ematrace.baselines.bigru import BiGRUSettings, BiGRUTagger
+from ematrace.baselines.bigru import BiGRUTagger
 from ematrace.experiments.base import Experiment
 from ematrace.experiments.workbench import FULL, Figures, Probed, Workbench, words_of
 
 
 def measure(bench: Workbench) -> Figures:
     vocabulary, merged = bench.vocabulary, bench.A.function_words
-    untrained = BiGRUTagger.untrained(BiGRUSettings(), bench.vocabulary, bench.roles, random_state=bench.seed)
+    untrained = BiGRUTagger.untrained(bench.vocabulary, bench.roles, random_state=bench.seed)
     features = {
         "position": lambda s: onehot.position(words_of(s), max_length=20),
         "onehot": lambda s: onehot.current_token(words_of(s), vocabulary),
@@ -28,7 +29,10 @@ def measure(bench: Workbench) -> Figures:
     figures = bench.accuracies("majority", majority(bench))
     for name, make in features.items():
         figures |= bench.accuracies(name, bench.probe_features(make))
-    networks = {"no_feedback": {"learn_feedback": False}, "no_spa_no_lateral": {"spa": False, "gamma": 0.0}}
+    networks: dict[str, dict[str, Any]] = {
+        "no_feedback": {"learn_feedback": False},
+        "no_spa_no_lateral": {"spa": False, "gamma": 0.0},
+    }
     for name, changes in networks.items():
         figures |= bench.accuracies(name, bench.probe([FULL], bench.spcn(**changes))[FULL])
     return figures

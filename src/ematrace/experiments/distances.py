@@ -15,8 +15,10 @@ CONTEXTS = 1000
 
 
 def measure(bench: Workbench) -> Figures:
-    """Points before and after W_ff of L0 alone, and after W_ff, top-k, ReLU and unit length: single words as one-hots, and
-    contexts as EMA of one-hots."""
+    """Points before and after W_ff of L0 alone, and after W_ff, top-k, ReLU and unit length.
+
+    The points are single words as one-hots, and contexts as EMA of one-hots.
+    """
     model = bench.spcn()
     W, k = np.asarray(model.W_ff()[0], np.float64), model.ks_[0]
     one_hot = np.eye(len(bench.vocabulary))
@@ -49,7 +51,7 @@ def sparse_code(drive: Floats, k: int) -> Floats:
     """Rectified top-k of each row at unit length, as in settling."""
     threshold = np.partition(drive, -k, axis=1)[:, [-k]]
     code = np.where(drive >= threshold, np.maximum(drive, 0.0), 0.0)
-    return code / np.linalg.norm(code, axis=1, keepdims=True)
+    return np.asarray(code / np.linalg.norm(code, axis=1, keepdims=True))
 
 
 EXPERIMENT = Experiment("distances", "Do sparse codes keep distances?", measure)

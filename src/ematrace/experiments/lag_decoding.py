@@ -11,6 +11,7 @@ from ematrace.experiments.base import Experiment
 from ematrace.experiments.workbench import LAMBDA, Figures, Floats, Workbench, words_of
 from ematrace.grammar import Sentence
 from ematrace.probes import GramMatrix, PeelingDecoder, lagged_words
+from ematrace.spcn import SPCN
 from ematrace.traces import ema
 
 LAGS = range(7)
@@ -41,31 +42,39 @@ def measure(bench: Workbench) -> Figures:
 
 
 def peeled(bench: Workbench) -> Figures:
-    """Decode whole prefixes from single trace vectors.
+    """Decode whole prefixes from single trace vectors, three times, with less and less in the way.
 
-    Codes of the network: the mean activation of each word, so its context-dependent part is noise to the decoder. Codes of
-    the control: one-hots, where a trace of the words themselves is decoded and nothing but rounding stands in the way.
+    `peel`: the network's own traces. The code of a word is its mean activation, so that what its context adds is noise.
+    `peel_plain`: the same network with feed-forward drive only, where a word has one code.
+    `peel_onehot`: traces of the words themselves, where nothing but rounding is in the way.
     """
-    model, vocabulary = bench.spcn(), bench.A.words
+    vocabulary = bench.A.words
     index = {word: i for i, word in enumerate(vocabulary)}
-    numbers = np.array([index[w] for s in bench.train for w in s.words])
-    activation = model.encode(bench.train, "l0.activation@forward")
-    sums = np.zeros((len(vocabulary), activation.shape[1]))
-    np.add.at(sums, numbers, activation)
-    mean_codes = sums / np.bincount(numbers, minlength=len(vocabulary))[:, None].clip(1)
+    model = bench.spcn()
+    plain = bench.spcn(spa=False, beta=0.0, gamma=0.0, learn_feedback=False)
+    codebooks = {"peel": (model, mean_codes(bench, model)), "peel_plain": (plain, mean_codes(bench, plain))}
     sentences = bench.within[:PEELED_SENTENCES]
+    one_hot = np.eye(len(vocabulary), dtype=np.float32)
     fast = float(model.alpha_fast[0])
-    rates = {"fast": fast, "slow": fast * model.slow_ratio}
     figures: Figures = {}
-    for name, alpha in rates.items():
-        traces = model.encode(sentences, PARTS[name])
-        figures |= _by_lag(f"peel_{name}", PeelingDecoder(alpha, mean_codes), traces, sentences, index)
-        one_hot = np.eye(len(vocabulary), dtype=np.float32)
-        words = [ema(one_hot[[index[w] for w in s.words]], alpha) for s in sentences]
-        figures |= _by_lag(
-            f"peel_onehot_{name}", PeelingDecoder(alpha, one_hot), np.concatenate(words), sentences, index
-        )
+    for rate, alpha in (("fast", fast), ("slow", fast * model.slow_ratio)):
+        for name, (network, codes) in codebooks.items():
+            traces = network.encode(sentences, PARTS[rate])
+            figures |= _by_lag(f"{name}_{rate}", PeelingDecoder(alpha, codes), traces, sentences, index)
+        words = np.concatenate([ema(one_hot[[index[w] for w in s.words]], alpha) for s in sentences])
+        figures |= _by_lag(f"peel_onehot_{rate}", PeelingDecoder(alpha, one_hot), words, sentences, index)
     return figures
+
+
+def mean_codes(bench: Workbench, model: SPCN) -> Floats:
+    """The mean L0 activation of each word of A over the training sentences."""
+    index = {word: i for i, word in enumerate(bench.A.words)}
+    sums, counts = np.zeros((len(index), model.widths[0])), np.zeros((len(index), 1))
+    for part, activation in model.iter_encode(bench.train, "l0.activation@forward"):
+        words = [index[w] for s in bench.train[part] for w in s.words]
+        np.add.at(sums, words, activation)
+        np.add.at(counts, words, 1)
+    return np.asarray(sums / counts.clip(1))
 
 
 def _by_lag(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ematrace.baselines.bigru import Unseen
 from ematrace.experiments.base import Experiment
 from ematrace.experiments.workbench import Figures, Probed, Workbench, words_of
 from ematrace.grammar import Sentence
@@ -11,13 +12,14 @@ from ematrace.probes import Scores, score_roles
 def measure(bench: Workbench) -> Figures:
     tagger = bench.bigru
 
-    def right(sentences: list[Sentence], unseen: str) -> Scores:
+    def right(sentences: list[Sentence], unseen: Unseen) -> Scores:
         predicted = tagger.predict(words_of(sentences), unseen=unseen)
         return score_roles([r for roles in predicted for r in roles], [r for s in sentences for r in s.roles])
 
     figures: Figures = {}
     within = right(bench.within, "untrained")  # no unseen word occurs there
-    for unseen, name in (("untrained", "bigru"), ("zero", "bigru_zero"), ("mean", "bigru_mean")):
+    codings: dict[str, Unseen] = {"bigru": "untrained", "bigru_zero": "zero", "bigru_mean": "mean"}
+    for name, unseen in codings.items():
         probed = Probed(within, right(bench.transfer, unseen))
         figures |= bench.accuracies(name, probed) | bench.by_role(name, probed)
     return figures

@@ -111,8 +111,10 @@ class Workbench:
 
     @cached_property
     def token_gram(self) -> GramMatrix:
-        """Statistics of the default network's L0 features against word and role together, so that labels which depend on
-        either are a relabelling away, and every L0 probe a sub-solve."""
+        """Statistics of the default network's L0 features against word and role together.
+
+        Labels that depend on either are a relabelling away, and every L0 probe is a sub-solve.
+        """
         return self.gram_of(self.spcn(), FULL)
 
     def gram_of(self, model: SPCN, representation: str) -> GramMatrix:

@@ -25,6 +25,7 @@ SCHEMA = 1
 CONFIDENCE = 0.95
 SCALES = ("cpu", "gpu")
 RESULTS_VARIABLE = "EMATRACE_RESULTS"
+COMMIT_VARIABLE = "EMATRACE_COMMIT"
 PACKAGES = ("numpy", "scipy", "scikit-learn", "numba", "torch", "ematrace")
 
 Interval = tuple[float, float]
@@ -312,6 +313,8 @@ def collect_provenance(seconds: float, *, date: datetime | None = None) -> Prove
 
 
 def _git_state(root: Path | None) -> tuple[str | None, bool | None]:
+    if commit := os.environ.get(COMMIT_VARIABLE):  # a clean tree that was copied without its history
+        return commit, False
     if root is None or not (root / ".git").exists():
         return None, None
     commit = _git(root, "rev-parse", "HEAD")

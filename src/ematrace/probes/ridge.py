@@ -129,7 +129,7 @@ class GramMatrix:
         self._symmetric = self._symmetric and other._symmetric
 
     def relabel(self, classes: Sequence[str], name_of: Mapping[str, str]) -> GramMatrix:
-        """The same rows under coarser labels: every class here becomes ``name_of[class]``. XᵀX is shared, not copied."""
+        """The same rows under coarser labels: every class becomes ``name_of[class]``. XᵀX is shared, not copied."""
         self._mirror()
         coarse = GramMatrix.__new__(GramMatrix)
         coarse.__dict__.update(self.__dict__)

@@ -8,7 +8,7 @@ from scipy import linalg
 
 
 def participation_ratio(X: NDArray[np.floating]) -> float:
-    """(Σλ)² / Σλ² over the eigenvalues λ of the covariance of the rows: 1 for a line, d for a ball; 0 if all rows agree."""
+    """(Σλ)² / Σλ² over the eigenvalues λ of the rows' covariance: 1 for a line, d for a ball, 0 if all rows agree."""
     variances = _singular_values(X) ** 2
     total = variances.sum()
     return float(total**2 / (variances**2).sum()) if total > 0 else 0.0

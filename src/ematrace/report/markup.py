@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from html import escape
 from typing import TypeAlias
 
-VOID = {"meta", "br", "hr", "input"}
+VOID = {"br", "col", "hr", "meta"}
 
 
 class Html(str):
@@ -15,7 +15,7 @@ class Html(str):
     __slots__ = ()
 
 
-Child: TypeAlias = "str | Html | None | Iterable[Child]"
+Child: TypeAlias = "str | Html | Iterable[Child] | None"
 
 
 def join(*children: Child) -> Html:

@@ -1,4 +1,4 @@
-"""Plotly figures from ledger figures. Fonts, text colours and the legend's place are set in page.js, by theme and width."""
+"""Plotly figures from ledger figures. Fonts, text colours and legends are set in page.js, by theme and width."""
 
 from __future__ import annotations
 
@@ -98,7 +98,8 @@ def dot_plot(
     alt: str,
     *,
     x_title: str = "accuracy",
-    x_range: tuple[float, float] | None = (0.0, 1.02),
+    x_range: tuple[float, float] | None = (-0.01, 1.01),
+    log: bool = False,
     groups: Sequence[int] | None = None,
     caption: str = "",
 ) -> Plot:
@@ -121,7 +122,8 @@ def dot_plot(
                 x=[f.mean for _, f in known],
                 y=[places[j] + offset for j, _ in known],
                 error_x=_error([f for _, f in known], s.colour),
-                marker={"color": s.colour, "symbol": s.symbol, "size": 9},
+                marker={"color": s.colour, "symbol": s.symbol, "size": 9, "line": {"color": s.colour, "width": 1}},
+                cliponaxis=False,
                 customdata=[f"{escape(labels[j])}, {s.name}: {_words(f)}" for j, f in known],
                 hovertemplate="%{customdata}<extra></extra>",
             )
@@ -144,8 +146,12 @@ def dot_plot(
         mark = {"color": GREY, "symbol": "circle-open", "size": 13, "line": {"width": 1.5}}
         data.append(go.Scatter(name="paper (hollow)", mode="markers", x=[None], y=[None], marker=mark))
     x_axis: dict[str, Any] = {"title": {"text": x_title}, "zeroline": False}
-    if x_range is not None:
+    if log:
+        x_axis |= {"type": "log", "dtick": "D2"}
+    elif x_range is not None:
         x_axis["range"] = list(x_range)
+    else:
+        x_axis["rangemode"] = "tozero"
     figure = _figure(
         data + hollow,
         height=round(ROW_PX * (max(places, default=0) + 1.2) * max(1.0, len(shown) / 3)) + HEADROOM_PX,
@@ -203,25 +209,27 @@ def curves(id: str, lines: Sequence[Curve], level: tuple[str, Figure] | None, al
     return Plot(id, _figure(data, 380, xaxis=x_axis, yaxis=y_axis, showlegend=True), alt, caption=caption)
 
 
-def share_bars(id: str, labels: Sequence[str], shares: Sequence[tuple[int, int]], alt: str) -> Plot:
-    """In how many of how many conditions each row holds."""
+def share_bars(
+    id: str, labels: Sequence[str], shares: Sequence[tuple[int, int]], texts: Sequence[str], alt: str
+) -> Plot:
+    """In how many of how many conditions each row holds; `texts` say what it is, on hover."""
     data = [
         go.Bar(
             orientation="h",
             y=list(range(len(labels))),
             x=[holds / n for holds, n in shares],
             text=[f"{holds}/{n}" for holds, n in shares],
-            textposition="auto",
-            textangle=0,
+            textposition="outside",
+            cliponaxis=False,
             marker={"color": BLUE},
-            customdata=[f"{escape(label)}: {h} of {n}" for label, (h, n) in zip(labels, shares, strict=True)],
+            customdata=[f"{h} of {n}: {escape(text)}" for text, (h, n) in zip(texts, shares, strict=True)],
             hovertemplate="%{customdata}<extra></extra>",
         )
     ]
     figure = _figure(
         data,
         height=22 * len(labels) + HEADROOM_PX,
-        xaxis={"title": {"text": "share of drawn grammars"}, "range": [0, 1.02], "tickformat": ".0%"},
+        xaxis={"title": {"text": "share of drawn grammars"}, "range": [0, 1.1], "tickformat": ".0%"},
         yaxis=_rows_axis(range(len(labels)), [escape(label) for label in labels]),
         bargap=0.3,
     )
@@ -255,7 +263,7 @@ def strips(id: str, labels: Sequence[str], figures: Sequence[Figure], alt: str) 
     figure = _figure(
         [band, dots],
         height=ROW_PX * len(labels) + HEADROOM_PX,
-        xaxis={"title": {"text": "distance from the mean over seeds"}, "zeroline": True, "tickformat": "+.2f"},
+        xaxis={"title": {"text": "distance from the mean over seeds"}, "zeroline": True, "tickformat": "+.3f"},
         yaxis=_rows_axis(range(len(labels)), [escape(label) for label in labels]),
     )
     return Plot(id, figure, alt)
@@ -273,7 +281,7 @@ def condition_scatter(
             mode="markers",
             x=list(parameters[first]),
             y=list(figure.values),
-            marker={"color": colour, "symbol": symbol, "size": 9, "line": {"width": 1.5}},
+            marker={"color": colour, "symbol": symbol, "size": 9, "line": {"color": colour, "width": 1.5}},
             hovertemplate=f"{escape(name)}: %{{y:.3f}} at %{{x:.3g}}<extra></extra>",
         )
         for (name, figure), (colour, symbol) in zip(series, marks, strict=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -51,10 +52,10 @@ class Sources:
         """All figures of an experiment, in the order of its file."""
         return list(self.chosen[experiment].result.figures) if experiment in self.chosen else []
 
-    def claims_on(self, experiments: Sequence[str]) -> list[LedgerRow]:
-        """The rows of the claims that need one of these experiments."""
-        wanted = {c.id for c in self.claims if set(c.experiments) & set(experiments)}
-        return [row for row in self.rows if row.id in wanted]
+    def claims_about(self, pattern: str) -> list[LedgerRow]:
+        """The rows of the claims that say something of a figure like this, not only compare with it."""
+        said = {c.id: [d.left for d in c.direction] + [f.of for f in c.figure] for c in self.claims}
+        return [row for row in self.rows if any(re.match(pattern, ref) for ref in said[row.id])]
 
 
 def _lookup(results: Mapping[str, StoredResult], ref: str) -> Figure | None:
@@ -64,8 +65,8 @@ def _lookup(results: Mapping[str, StoredResult], ref: str) -> Figure | None:
 
 
 def over_seeds(figure: Figure) -> Interval | None:
-    """The interval over seeds; None for a single one."""
-    return figure.interval if len(figure.values) > 1 else None
+    """The interval over seeds; None for a single one, and for a figure that no seed changes."""
+    return figure.interval if len(set(figure.values)) > 1 else None
 
 
 def over_tokens(figure: Figure) -> Interval | None:

@@ -3,23 +3,37 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from ematrace.ledger import Figure
 from ematrace.report.markup import Child, Html, el, join
 from ematrace.report.sources import Sources, over_seeds, over_tokens
 from ematrace.report.wording import decimals_for, interval, number
 
+RefOf = Callable[[str, str], str]
+
 
 @dataclass(frozen=True)
 class Line:
-    """A row of a table or plot: figures are `<ref>.<measure>`; rows of one `group` stand together."""
+    """A row of a table or plot: its name, its key, and the group it stands with."""
 
     label: str
-    ref: str
+    key: str
     group: int = 0
+
+
+def dotted(key: str, measure: str) -> str:
+    """The usual place of a figure, `experiment/name.measure`, where the row's key is `experiment/name`."""
+    return f"{key}.{measure}"
+
+
+def measured_lines(
+    sources: Sources, lines: Sequence[Line], measures: Sequence[str], ref_of: RefOf = dotted
+) -> list[Line]:
+    """The rows that have a figure under one of the measures."""
+    return [line for line in lines if any(sources.figure(ref_of(line.key, m)) is not None for m in measures)]
 
 
 def scrolled(table: Html, label: str) -> Html:
@@ -40,8 +54,8 @@ def _measured(figure: Figure, ref: str) -> Html:
     seeds, tokens = over_seeds(figure), over_tokens(figure)
     return join(
         el("span", number(figure.mean, decimals), class_="mean", data_ref=ref),
-        el("span", interval(seeds, decimals), class_="seeds") if seeds else None,
-        el("span", interval(tokens, decimals), class_="tokens") if tokens else None,
+        (" ", el("span", interval(seeds, decimals), class_="seeds")) if seeds else None,
+        (" ", el("span", interval(tokens, decimals), class_="tokens")) if tokens else None,
     )
 
 
@@ -50,48 +64,48 @@ def _here(figure: Figure | None) -> Html | None:
         return None
     ends = over_seeds(figure)
     decimals = decimals_for(figure.mean)
-    return el("span", f"here {number(figure.mean, decimals)}", f" {interval(ends, decimals)}" if ends else "", class_="here")
+    spread = f" {interval(ends, decimals)}" if ends else ""
+    return join(" ", el("span", f"here {number(figure.mean, decimals)}{spread}", class_="here"))
 
 
-def has_figures(sources: Sources, ref: str, measures: Sequence[str]) -> bool:
-    return any(sources.figure(f"{ref}.{m}") is not None for m in measures)
-
-
-def measure_table(sources: Sources, lines: Sequence[Line], measures: Mapping[str, str], label: str) -> Html | None:
-    """A row per line, and per measure the paper's number (if it has any) and ours."""
-    lines = [line for line in lines if has_figures(sources, line.ref, list(measures))]
-    shown = {m: name for m, name in measures.items() if any(sources.figure(f"{x.ref}.{m}") for x in lines)}
+def measure_table(
+    sources: Sources, lines: Sequence[Line], measures: Mapping[str, str], label: str, ref_of: RefOf = dotted
+) -> Html | None:
+    """A row per line, and per measure the paper's number (where it has any) and ours."""
+    lines = measured_lines(sources, lines, list(measures), ref_of)
     if not lines:
         return None
-    papers = {m: any(sources.paper(f"{x.ref}.{m}") is not None for x in lines) for m in shown}
-    top: list[Child] = [el("th", "", rowspan=2, scope="col")]
+    refs = {m: [ref_of(line.key, m) for line in lines] for m in measures}
+    shown = [m for m in measures if any(sources.figure(ref) for ref in refs[m])]
+    papers = {m for m in shown if any(sources.paper(ref) is not None for ref in refs[m])}
+    # "Paper" and "ours" need a line of their own only where there are both.
+    depth = 2 if papers else 1
+    top: list[Child] = [el("td", "", rowspan=depth)]
     second: list[Child] = []
-    for m, name in shown.items():
-        top.append(el("th", name, colspan=2 if papers[m] else 1, scope="colgroup", class_="group"))
-        second += [el("th", "paper", scope="col", class_="num")] if papers[m] else []
-        second.append(el("th", "ours", scope="col", class_="num"))
-    top.append(el("th", "seeds", rowspan=2, scope="col", class_="num"))
+    for m in shown:
+        both = m in papers
+        scope = "colgroup" if both else "col"
+        rows = 1 if both else depth
+        top.append(el("th", measures[m], colspan=2 if both else 1, rowspan=rows, scope=scope, class_="num"))
+        second += [el("th", word, scope="col", class_="num") for word in ("paper", "ours")] if both else []
+    top.append(el("th", "seeds", rowspan=depth, scope="col", class_="num"))
     body: list[Child] = []
     for i, line in enumerate(lines):
         cells: list[Child] = [el("th", line.label, scope="row")]
         for m in shown:
-            if papers[m]:
-                cells.append(_paper_cell(sources.paper(f"{line.ref}.{m}")))
-            cells.append(ours_cell(sources, f"{line.ref}.{m}"))
-        cells.append(el("td", _seeds(sources, line, list(shown)), class_="num"))
+            if m in papers:
+                cells.append(_paper_cell(sources.paper(refs[m][i])))
+            cells.append(ours_cell(sources, refs[m][i]))
+        figures = [f for m in shown if (f := sources.figure(refs[m][i])) is not None]
+        cells.append(el("td", str(max(len(f.values) for f in figures)), class_="num quiet"))
         first = i > 0 and line.group != lines[i - 1].group
         body.append(el("tr", cells, class_="first" if first else None))
-    head = el("thead", el("tr", top), el("tr", second))
+    head = el("thead", el("tr", top), el("tr", second) if papers else None)
     return scrolled(el("table", head, el("tbody", body), class_="figures"), label)
 
 
 def _paper_cell(paper: float | None) -> Html:
     return el("td", "" if paper is None else number(paper), class_="num paper")
-
-
-def _seeds(sources: Sources, line: Line, measures: Sequence[str]) -> str:
-    found = (sources.figure(f"{line.ref}.{m}") for m in measures)
-    return str(max((len(f.values) for f in found if f is not None), default=0) or "–")
 
 
 def figure_table(sources: Sources, refs: Mapping[str, str], label: str, unit: str = "seeds") -> Html:
@@ -118,7 +132,7 @@ def figure_table(sources: Sources, refs: Mapping[str, str], label: str, unit: st
         ]
         body.append(el("tr", cells))
     head = el("thead", el("tr", [el("th", h, scope="col", class_="num" if i else None) for i, h in enumerate(heads)]))
-    return scrolled(el("table", head, el("tbody", body), class_="figures plain"), label)
+    return scrolled(el("table", head, el("tbody", body), class_="figures"), label)
 
 
 def _count(figure: Figure) -> str:
@@ -127,18 +141,16 @@ def _count(figure: Figure) -> str:
     return str(len(figure.values)) if known == len(figure.values) else f"{known} of {len(figure.values)}"
 
 
-def plain_table(heads: Sequence[str], rows: Sequence[Sequence[Child]], label: str, numbers_from: int = 1) -> Html:
-    """Text cells; columns from `numbers_from` on are numbers."""
-
-    def kind(i: int) -> str | None:
-        return "num" if i >= numbers_from else None
-
-    head = el("thead", el("tr", [el("th", h, scope="col", class_=kind(i)) for i, h in enumerate(heads)]))
-    body = [
-        el("tr", el("th", row[0], scope="row"), [el("td", c, class_=kind(i)) for i, c in enumerate(row[1:], start=1)])
-        for row in rows
-    ]
-    return scrolled(el("table", head, el("tbody", body), class_="figures plain"), label)
+def plain_table(
+    heads: Sequence[str],
+    rows: Sequence[Sequence[Child]],
+    label: str,
+    cells: Literal["num", "line", "words"] = "num",
+) -> Html:
+    """A row's name, and cells that are all numbers, single lines or text."""
+    head = el("thead", el("tr", [el("th", h, scope="col", class_=cells if i else None) for i, h in enumerate(heads)]))
+    body = [el("tr", el("th", row[0], scope="row"), [el("td", c, class_=cells) for c in row[1:]]) for row in rows]
+    return scrolled(el("table", head, el("tbody", body), class_="figures"), label)
 
 
 def value_list(values: Mapping[str, Any]) -> Html:

@@ -26,40 +26,43 @@ WIDE = 130
 
 @dataclass(frozen=True)
 class LedgerView:
-    """A table that is laid out when the width is known."""
+    """A table that is laid out when the width is known, and the counts of verdicts under it."""
 
     rows: Sequence[LedgerRow]
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         yield self.table(wide=options.max_width >= WIDE)
+        yield verdict_summary(self.rows)
 
     def table(self, wide: bool) -> Table:
         table = Table(
             box=box.SIMPLE_HEAD,
-            show_lines=False,
-            padding=(0, 1, 1, 0),
+            leading=1,
+            padding=(0, 1, 0, 0),
             pad_edge=False,
-            collapse_padding=True,
+            show_edge=False,
             expand=True,
-            caption="* the grammar was chosen knowing these figures   drawn: random grammars in which every direction holds"
-            "\nhere: the verdict of this machine's own run",
+            caption="* the grammar was chosen knowing this figure\n"
+            "drawn: random grammars in which every direction holds\n"
+            "here: what this machine's own run says",
             caption_justify="left",
         )
         table.add_column("id", no_wrap=True, style="bold")
         table.add_column("claim", ratio=5, overflow="fold")
         if wide:
             table.add_column("paper", ratio=3, overflow="fold", style="dim")
-        table.add_column("ours (95% interval)", ratio=4, overflow="fold")
+        table.add_column("ours (95% interval)", ratio=5 if not wide else 4, overflow="fold")
         table.add_column("seeds", justify="right", no_wrap=True)
-        table.add_column("verdict", min_width=11, max_width=17)
+        table.add_column("verdict", min_width=12, max_width=None if wide else 13)
         table.add_column("drawn", justify="right", no_wrap=True)
         table.add_column("here", max_width=10)
         for row in self.rows:
             claim = Text(row.claim)
             if not wide:
                 claim.append(f"\npaper: {row.paper}", style="dim")
-            cells = [row.id, claim, *([Text(row.paper)] if wide else []), _ours(row), str(row.n_seeds or "–")]
-            table.add_row(*cells, _verdict(row), _drawn(row), local_agreement(row) if row.ours else "–")
+            paper = [Text(row.paper)] if wide else []
+            seeds, here = str(row.n_seeds or "–"), local_agreement(row) if row.ours else "–"
+            table.add_row(row.id, claim, *paper, _ours(row), seeds, _verdict(row), _drawn(row), here)
         return table
 
 

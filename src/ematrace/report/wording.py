@@ -107,9 +107,11 @@ def short_names(names: Sequence[str]) -> list[str]:
 
 def _split(name: str) -> tuple[str, str]:
     """`a/l0.within` to (l0, within); a difference or a ratio to its sign and what it is of."""
-    first, sign, _ = re.split(r" ([-/]) ", name, maxsplit=1) if re.search(r" [-/] ", name) else (name, "", "")
+    first, *others = re.split(r" ([-/]) ", name, maxsplit=1)
     stem, _, rest = first.partition("/")[2].partition(".")
-    return ({"-": "Δ", "/": "ratio"}[sign], {"-": f"Δ{MEASURES.get(rest, rest)}", "/": ""}[sign]) if sign else (stem, rest)
+    if not others:
+        return stem, rest
+    return ("difference", f"Δ{MEASURES.get(rest, rest)}") if others[0] == "-" else ("ratio", "")
 
 
 def ours_lines(finding: Finding) -> list[tuple[str, str, str]]:
@@ -123,7 +125,12 @@ def ours_lines(finding: Finding) -> list[tuple[str, str, str]]:
         found = [(n, x, finding.interval[ref]) for n, (ref, x) in zip(names, finding.ours.items(), strict=True)]
     else:
         found = []
-    return [(name, number(x), interval(ends, decimals_for(x)) if ends else "") for name, x, ends in found]
+    return [(name, number(x), _spread(ends, decimals_for(x))) for name, x, ends in found]
+
+
+def _spread(ends: Interval | None, decimals: int) -> str:
+    """Nothing for a figure that no seed changes: its interval has no width."""
+    return "" if ends is None or ends[0] == ends[1] else interval(ends, decimals)
 
 
 def checks_line(finding: Finding) -> str:

@@ -1,7 +1,7 @@
 """Four Hebbian rules for W_ff, which the paper tried and rejected in favour of frozen random weights (claim C16).
 
-Each rule learns one level at a time, bottom up, from the responses of the level below, and is then frozen like the random
-weights it replaces. Level 0 sees the fast trace of the one-hot words, not the word alone: single one-hots are
+Each rule learns one level at a time, bottom up, from the responses of the level below, and is then frozen like the
+random weights it replaces. Level 0 sees the fast trace of the one-hot words, not the word alone: single one-hots are
 uncorrelated, so that a Hebbian rule would find nothing in them but word frequency.
 
 The paper names the rules and gives no equations; each function below shows the one used here. Letters: X_BI inputs of a
@@ -17,9 +17,9 @@ import numpy as np
 import numpy.typing as npt
 
 Floats = npt.NDArray[np.floating]
-Array = npt.NDArray[np.float64]
+Array = npt.NDArray[np.floating]
 
-BATCH = 32
+BATCH = 128
 
 
 @dataclass
@@ -29,6 +29,9 @@ class RuleState:
     k: int
     rng: np.random.Generator
     memory: dict[str, Array] = field(default_factory=dict)
+
+    def start(self, name: str, value: Array) -> Array:
+        return self.memory.setdefault(name, value)
 
 
 def sanger(W_IO: Array, X_BI: Array, state: RuleState, eta: float) -> Array:
@@ -45,14 +48,14 @@ def foldiak(W_IO: Array, X_BI: Array, state: RuleState, eta: float) -> Array:
     """
     d = W_IO.shape[1]
     p = state.k / d
-    Q, t = state.memory.setdefault("Q", np.zeros((d, d))), state.memory.setdefault("t", np.zeros(d))
+    Q, t = state.start("Q", np.zeros((d, d), W_IO.dtype)), state.start("t", np.zeros(d, W_IO.dtype))
     drive = X_BI @ W_IO - t
     Y_BO = _winners(drive + _winners(drive, state.k) @ Q, state.k)
     Q -= eta * (Y_BO.T @ Y_BO / len(X_BI) - p * p)
     np.minimum(Q, 0.0, out=Q)
     np.fill_diagonal(Q, 0.0)
     t += eta * (Y_BO.mean(0) - p)
-    return W_IO + eta * (X_BI.T @ Y_BO - W_IO * Y_BO.sum(0)) / len(X_BI)
+    return np.asarray(W_IO + eta * (X_BI.T @ Y_BO - W_IO * Y_BO.sum(0)) / len(X_BI))
 
 
 def pghu(W_IO: Array, X_BI: Array, state: RuleState, eta: float) -> Array:
@@ -61,9 +64,9 @@ def pghu(W_IO: Array, X_BI: Array, state: RuleState, eta: float) -> Array:
     e = π ⊙ (y − ȳ), ȳ and var(y − ȳ) running,  ΔW = η Xᵀ (g π ⊙ e) / B − λ_d W,  g = [|y − ȳ|² > its running mean]
     """
     Y_BO = X_BI @ W_IO
-    expected = state.memory.setdefault("expected", np.zeros(W_IO.shape[1]))
-    variance = state.memory.setdefault("variance", np.ones(W_IO.shape[1]))
-    usual = state.memory.setdefault("usual", np.zeros(1))
+    expected = state.start("expected", np.zeros(W_IO.shape[1], W_IO.dtype))
+    variance = state.start("variance", np.ones(W_IO.shape[1], W_IO.dtype))
+    usual = state.start("usual", np.zeros(1, W_IO.dtype))
     error = Y_BO - expected
     surprise = (error**2).sum(1, keepdims=True)
     gate = surprise > usual
@@ -72,7 +75,7 @@ def pghu(W_IO: Array, X_BI: Array, state: RuleState, eta: float) -> Array:
     expected += 0.01 * (Y_BO.mean(0) - expected)
     variance += 0.01 * ((error**2).mean(0) - variance)
     usual += 0.01 * (surprise.mean() - usual)
-    return W_IO + eta * step / len(X_BI) - 0.001 * W_IO
+    return np.asarray(W_IO + eta * step / len(X_BI) - 0.001 * W_IO)
 
 
 def forward_forward(W_IO: Array, X_BI: Array, state: RuleState, eta: float) -> Array:
@@ -98,7 +101,7 @@ FF_RULES: dict[str, Callable[[Array, Array, RuleState, float], Array]] = {
     "forward_forward": forward_forward,
 }
 # Large enough to move every rule well away from its start in one pass, small enough to stay finite.
-DEFAULT_ETA = {"sanger": 0.1, "foldiak": 0.05, "pghu": 0.01, "forward_forward": 0.1}
+DEFAULT_ETA = {"sanger": 0.3, "foldiak": 0.1, "pghu": 0.03, "forward_forward": 0.3}
 
 
 def learn_feedforward(
@@ -116,19 +119,20 @@ def learn_feedforward(
 ) -> list[Floats]:
     """Learn W_ff [pre, post] of every level in turn; returns new arrays of the same dtype."""
     rng = np.random.default_rng([seed, 2 + backward])
-    inputs = _traces_of_words(tokens, starts, W_ff[0].shape[0], alpha_fast[0], backward)
+    dtype = W_ff[0].dtype
+    inputs = _traces_of_words(tokens, starts, W_ff[0].shape[0], alpha_fast[0], backward).astype(dtype)
     learned: list[Floats] = []
     for level, (start, k) in enumerate(zip(W_ff, ks, strict=True)):
-        W_IO, state = start.astype(np.float64), RuleState(k, rng)
+        W_IO, state = start.copy(), RuleState(k, rng)
         for _ in range(epochs):
             order = rng.permutation(len(inputs))
             for at in range(0, len(order), BATCH):
-                X_BI = inputs[order[at : at + BATCH]].astype(np.float64)
+                X_BI = inputs[order[at : at + BATCH]]
                 W_IO = FF_RULES[rule](W_IO, X_BI, state, DEFAULT_ETA[rule] if eta is None else eta)
             if not np.isfinite(W_IO).all():
                 raise FloatingPointError(f"SPCN: rule {rule!r} made W_ff of level {level} not finite; lower ff_eta")
         learned.append(W_IO.astype(start.dtype))
-        inputs = _sparse_code(inputs @ learned[-1], k)
+        inputs = _sparse_code(inputs @ learned[-1], k).astype(dtype)
     return learned
 
 
@@ -153,12 +157,12 @@ def _traces_of_words(
 def _winners(drive: Array, k: int) -> Array:
     """1 for the k largest of each row, 0 elsewhere."""
     out = np.zeros_like(drive)
-    np.put_along_axis(out, np.argpartition(-drive, k - 1, axis=1)[:, :k], 1.0, axis=1)
+    np.put_along_axis(out, np.argpartition(drive, -k, axis=1)[:, -k:], 1, axis=1)
     return out
 
 
 def _sparse_code(drive: npt.NDArray[np.floating], k: int) -> npt.NDArray[np.float32]:
     """Rectified top-k of each row at unit length, as in settling."""
-    code = np.maximum(drive, 0.0) * _winners(drive.astype(np.float64), k)
+    code = np.maximum(drive, 0.0) * _winners(drive, k)
     length = np.linalg.norm(code, axis=1, keepdims=True)
-    return (code / np.where(length > 0, length, 1.0)).astype(np.float32)
+    return np.asarray(code / np.where(length > 0, length, 1.0), np.float32)

@@ -14,7 +14,7 @@ feed-forward drive.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numba
 import numpy as np
@@ -25,7 +25,7 @@ Ints = npt.NDArray[np.int64]
 
 # Reassociation lets reductions vectorise. Not plain `fastmath=True`: that assumes there are no NaN, and we look for
 # them. No reference counting (`_nrt`): nothing is allocated in here, and the counting took 40% of the time.
-_OPTIONS = {
+_OPTIONS: dict[str, Any] = {
     "fastmath": {"reassoc", "contract", "arcp", "nsz"},
     "nogil": True,
     "error_model": "numpy",
@@ -36,7 +36,7 @@ _inline = numba.njit(inline="always", **_OPTIONS)  # steps that take Weights and
 
 
 class Weights(NamedTuple):
-    """W_fb is fb_scale · fb. Precision is 1 / variance within its bounds, kept because it is read far more than written."""
+    """W_fb is fb_scale · fb. Precision is 1 / variance within its bounds, kept since it is read more than written."""
 
     widths: Ints  # [L]
     ff: Floats  # [L, P, D]
@@ -173,7 +173,7 @@ def bracket(x, level, d, k):  # type: ignore[no-untyped-def]
 def select_top_k(x, level, d, k, floor, idx):  # type: ignore[no-untyped-def]
     """Write the indices of the k largest of finite x[level, :d] to idx[level], ascending, and return how many.
 
-    Exactly k, ties to the lowest index, unless fewer lie above the floor: then those. A floor of -inf asks for exactly k.
+    Exactly k, ties to the lowest index, unless fewer lie above the floor: then those; -inf asks for exactly k.
     Bisection keeps count(x > low) > k >= count(x > high) until a threshold splits off exactly k, or low and high are
     neighbouring floats: then every x equal to high ties at the cut.
     """
@@ -396,8 +396,8 @@ def run(words, starts, backward, ks, alpha_fast, alpha_slow, weights, state, rul
     """Drive one hierarchy over sentences; sentence s is words[starts[s]:starts[s+1]].
 
     out [tokens, features] receives what `columns` [L, 3] asks for: the first column of the activation, fast trace and
-    slow trace of each level, -1 for "not wanted". Returns (sentence, token, level) of the first state that is not finite,
-    (-1, -1, -1) if all went well.
+    slow trace of each level, -1 for "not wanted". Returns (sentence, token, level) of the first state that is not
+    finite, (-1, -1, -1) if all went well.
     """
     levels = weights.widths.size
     for s in range(starts.size - 1):

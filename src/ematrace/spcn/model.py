@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Self
 
@@ -252,7 +253,7 @@ class SPCN(BaseEstimator, TransformerMixin):  # type: ignore[misc]
         # With a reset at each sentence the sentences are independent, so any split gives the same features.
         parts = 4 * self._threads() if self.reset == "sentence" else 1
         edges = np.unique(np.searchsorted(starts, np.linspace(0, len(tokens), parts + 1)))
-        jobs = [(side, lo, hi) for side in sides for lo, hi in zip(edges[:-1], edges[1:], strict=True)]
+        jobs = [(side, lo, hi) for side in sides for lo, hi in pairwise(edges)]
         self._map(
             jobs,
             lambda side, lo, hi: self._run(side, tokens, starts[lo : hi + 1], out, columns[side], texts, lo),
@@ -306,7 +307,7 @@ class SPCN(BaseEstimator, TransformerMixin):  # type: ignore[misc]
                 file.write(save(tensors, metadata={"config": config}))
                 file.flush()
                 os.fsync(file.fileno())
-            os.replace(temporary, path)
+            Path(temporary).replace(path)
         except BaseException:
             Path(temporary).unlink(missing_ok=True)
             raise
@@ -359,9 +360,8 @@ class SPCN(BaseEstimator, TransformerMixin):  # type: ignore[misc]
                 raise ValueError(f"SPCN.{name} is {number}; it must be at least 1")
         if not self.widths or any(d < 1 for d in self.widths):
             raise ValueError(f"SPCN.widths is {self.widths!r}; every level needs at least one unit")
-        if len(self.alpha_fast) != len(self.widths):
-            if tuple(self.alpha_fast) != (0.5, 0.2, 0.1, 0.05) or len(self.widths) > 4:
-                raise ValueError(f"SPCN.alpha_fast has {len(self.alpha_fast)} rates for {len(self.widths)} levels")
+        if len(self.alpha_fast) < len(self.widths):
+            raise ValueError(f"SPCN.alpha_fast has {len(self.alpha_fast)} rates for {len(self.widths)} levels")
         if not 0 < self.k <= 1:
             raise ValueError(f"SPCN.k is {self.k}; it is a share in (0, 1]")
         if not 0 < self.pi_min <= self.pi_max:
@@ -373,14 +373,14 @@ class SPCN(BaseEstimator, TransformerMixin):  # type: ignore[misc]
     def _threads(self) -> int:
         return (os.cpu_count() or 1) if self.n_jobs < 0 else max(1, self.n_jobs)
 
-    def _map(self, jobs: Sequence[tuple[str, int, int]], work: Any) -> None:
+    def _map(self, jobs: Sequence[tuple[str, int, int]], work: Callable[[str, int, int], None]) -> None:
         """The kernels release the GIL, so threads are enough. The first error wins."""
         if self._threads() == 1 or len(jobs) < 2:
             for job in jobs:
                 work(*job)
             return
         with ThreadPoolExecutor(self._threads()) as pool:
-            for future in [pool.submit(work, *job) for job in jobs]:
+            for future in [pool.submit(work, side, lo, hi) for side, lo, hi in jobs]:
                 future.result()
 
     def _run(
@@ -409,8 +409,8 @@ class SPCN(BaseEstimator, TransformerMixin):  # type: ignore[misc]
 
     def _rule(self) -> kernels.Rule:
         return kernels.Rule(
-            alpha=float(self.alpha), beta=float(self.beta), gamma=float(self.gamma), settle_steps=int(self.settle_steps),
-            synchronous=self.update == "synchronous", by_magnitude=self.topk_by == "magnitude",
+            alpha=float(self.alpha), beta=float(self.beta), gamma=float(self.gamma),
+            settle_steps=int(self.settle_steps), synchronous=self.update == "synchronous", by_magnitude=self.topk_by == "magnitude",
             rectify=bool(self.rectify), normalise=bool(self.normalise), spa=bool(self.spa), spa_top=int(self.spa_top),
             spa_gain=float(self.spa_gain), eta=float(self.eta), decay=float(self.decay),
             precision_power=int(self.precision_power), variance_rate=float(self.variance_rate),
@@ -423,7 +423,7 @@ class SPCN(BaseEstimator, TransformerMixin):  # type: ignore[misc]
         inputs = (len(self.vocabulary_), *self.widths[:-1])
 
         def gaussian(pre: int, post: int) -> Floats:
-            return (self.init_gain / np.sqrt(pre) * rng.standard_normal((pre, post))).astype(self.dtype)
+            return np.asarray(self.init_gain / np.sqrt(pre) * rng.standard_normal((pre, post)), self.dtype)
 
         W_ff = [gaussian(p, d) for p, d in zip(inputs, self.widths, strict=True)]
         return W_ff, [gaussian(d, d) for d in self.widths]

@@ -67,7 +67,7 @@ class ReferenceHierarchy:
         scores = past @ query / np.sqrt(self.widths[level])
         best = np.argsort(-scores, kind="stable")[: self.rule.spa_top]
         share = np.exp(scores[best] - scores[best].max())
-        return self.rule.spa_gain * (share / share.sum()) @ past[best]
+        return np.asarray(self.rule.spa_gain * (share / share.sum()) @ past[best])
 
     def drive(self, level: int, word: Vector, x: list[Vector]) -> Vector:
         """The argument of top-k in Eq. 1."""

@@ -1,8 +1,8 @@
 """Which part of the network comes out, chosen by name.
 
-A name is parts joined by "+". A part is [lN.]KIND[@DIRECTION]: level N (default 0), KIND one of activation, fast, slow,
-traces (fast and slow) or all, DIRECTION forward or backward (default: both that the model has). `l0`, `l1`, ... alone are
-the activation of that level. Examples: "l0+traces" (the paper's), "traces", "l1.traces", "l0.slow@forward".
+A name is parts joined by "+". A part is [lN.]KIND[@DIRECTION]: level N (default 0), KIND one of activation, fast,
+slow, traces (fast and slow) or all, DIRECTION forward or backward (default: both that the model has). `l0`, `l1`, ...
+alone are the activation of that level. Examples: "l0+traces" (the paper's), "traces", "l1.traces", "l0.slow@forward".
 """
 
 from __future__ import annotations

@@ -1,0 +1,54 @@
+# Two commands on a fresh machine: `make reproduce` and `make test`. Both need only Python 3.11 or 3.12.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+
+.PHONY: reproduce test lint bench record defects wheel clean
+
+reproduce: $(VENV)/.installed
+	$(BIN)/ematrace reproduce
+
+test: $(VENV)/.installed-dev
+	$(BIN)/python -m pytest
+
+lint: $(VENV)/.installed-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: $(VENV)/.installed-bench
+	$(BIN)/python benchmarks/spcn.py
+
+# The runs behind results/: more seeds, and every experiment on drawn grammars. About an hour on two cores.
+record: $(VENV)/.installed
+	$(BIN)/ematrace reproduce trace_probe controls dimension_control ablations position lag_decoding distances \
+	  feedforward_rules --seeds 10 --out results --report None
+	$(BIN)/ematrace reproduce supervised shortcuts --seeds 5 --out results --report None
+	$(BIN)/ematrace reproduce robustness --seeds 24 --out results --report None
+
+# Plants defects in copies of the code and checks that the tests notice every one.
+defects: $(VENV)/.installed-dev
+	$(BIN)/python scripts/plant_defects.py
+
+# Builds the wheel, installs it into an empty environment away from the checkout, and runs it there.
+wheel: $(VENV)/.installed-dev
+	$(BIN)/python scripts/check_wheel.py
+
+$(VENV)/bin/python:
+	$(PYTHON) -c 'import sys; sys.exit("ematrace needs Python 3.11 or 3.12, found " + sys.version.split()[0] + "; try make PYTHON=python3.11") if not (3, 11) <= sys.version_info[:2] <= (3, 12) else 0'
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.installed: pyproject.toml constraints.txt | $(VENV)/bin/python
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e .
+	touch $@
+
+$(VENV)/.installed-dev: $(VENV)/.installed
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
+	touch $@
+
+$(VENV)/.installed-bench: $(VENV)/.installed
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[bench]"
+	touch $@
+
+clean:
+	rm -rf $(VENV) build dist report.html results/local

@@ -1,0 +1,44 @@
+"""Progress bars over tasks that run side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Protocol, TypeVar
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+
+class Labelled(Protocol):
+    @property
+    def label(self) -> str: ...
+
+
+Job = TypeVar("Job", bound=Labelled)
+
+
+@contextmanager
+def task_bars(expected: Mapping[Job, float], console: Console) -> Iterator[Callable[[Job, float], None]]:
+    """One bar for all tasks, weighted by their expected seconds, and one for each that is under way."""
+    bars = Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.percentage:>3.0f}%"),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(elapsed_when_finished=True),
+        console=console,
+    )
+    with bars:
+        whole = bars.add_task("[bold]all experiments", total=sum(expected.values()) or 1.0)
+        shares = dict.fromkeys(expected, 0.0)
+        shown: dict[Job, TaskID] = {}
+
+        def update(task: Job, share: float) -> None:
+            shares[task] = max(shares[task], share)
+            bars.update(whole, completed=sum(expected[t] * s for t, s in shares.items()))
+            if task not in shown:
+                shown[task] = bars.add_task(task.label, total=1.0)
+            bars.update(shown[task], completed=shares[task], visible=shares[task] < 1.0)
+
+        yield update
