@@ -17,7 +17,7 @@ function themed(layout, width) {
     paper_bgcolor: "rgba(0,0,0,0)",
     plot_bgcolor: "rgba(0,0,0,0)",
     font: { family: "system-ui, sans-serif", size: narrow ? 12 : 13, color: colour("--text") },
-    margin: { l: 8, r: 14, t: 8, b: 44 },
+    margin: { l: 8, r: 14, t: 8, b: 44, ...layout.margin },
     legend: {
       orientation: "h", x: narrow ? 0.5 : 0, xanchor: narrow ? "center" : "left", xref: narrow ? "container" : "paper",
       y: 0, yref: "container", yanchor: "bottom", font: { size: 12 }, itemwidth: 30,

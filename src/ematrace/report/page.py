@@ -63,13 +63,14 @@ def write_report(
 def render_report(sources: Sources, made: datetime | None = None) -> str:
     """The page as text; `made` is the date at its foot, now by default."""
     plots: list[Plot] = []
+    told: set[str] = set()
     known = {name for section in SECTIONS for name in section.experiments}
     others = [name for name in sources.chosen if name not in known]
     sections = [*SECTIONS, *(other_section(sources.chosen[name]) for name in others)]
     body = join(
         header(sources, sections),
         verdicts(sources),
-        [render_section(section, sources, plots) for section in sections],
+        [render_section(section, sources, plots, told) for section in sections],
         never_run(sources, known),
         provenance(sources),
         foot(made or datetime.now(UTC)),
@@ -147,7 +148,8 @@ def found(sources: Sources) -> list[Child]:
         )
     missed = [row for row in sources.rows if row.verdict in ("not reproduced", "answered: no")]
     if missed:
-        lines.append(["Not reproduced: ", [(el("a", row.id, href=f"#{row.id}"), " ") for row in missed]])
+        claims = [el("li", el("a", row.id, href=f"#{row.id}"), f" {row.claim}") for row in missed]
+        lines.append(["Not reproduced:", el("ul", claims)])
     return lines
 
 
@@ -271,7 +273,7 @@ def predicates(row: LedgerRow) -> Html:
 
 
 def predicate_row(check: Check, drawn: Share | None) -> Html:
-    decimals = None if check.left is None else min(3, max(decimals_for(check.left), 0))
+    decimals = None if check.left is None else decimals_for(check.left)
     of = "left" if check.kind == "figure" or check.method == "bound" else "difference"
     ends = "–" if check.interval is None else f"{interval(check.interval, decimals)} ({of})"
     holds = {True: el("span", "✓ holds"), False: el("span", "✗ fails", class_="fails"), None: el("span", "○ open")}
@@ -283,8 +285,8 @@ def predicate_row(check: Check, drawn: Share | None) -> Html:
         el("td", number(check.difference, decimals, signed=True), class_="num"),
         el("td", ends, class_="num"),
         el("td", check.method or "–"),
-        el("td", holds[check.holds]),
-        el("td", share(drawn)),
+        el("td", holds[check.holds], class_="line"),
+        el("td", share(drawn), class_="line"),
     )
 
 
@@ -314,8 +316,8 @@ def other_section(stored: StoredResult) -> Section:
     return Section(f"experiment-{result.experiment}", result.title, "", about, (result.experiment,), build)
 
 
-def render_section(section: Section, sources: Sources, plots: list[Plot]) -> Html:
-    """Plots are added to `plots`; their specs stand at the end of the page."""
+def render_section(section: Section, sources: Sources, plots: list[Plot], told: set[str]) -> Html:
+    """Adds its plots to `plots`, whose specs stand at the end of the page, and its experiments to `told`."""
     present = [name for name in section.experiments if name in sources.chosen]
     missing = [name for name in section.experiments if name not in sources.chosen]
     parts = [render_part(part, plots) for part in section.build(sources)] if present else []
@@ -324,6 +326,8 @@ def render_section(section: Section, sources: Sources, plots: list[Plot]) -> Htm
         "Beside each mean: its 95% interval over seeds. Under it, in italics: the Wilson interval over tokens. "
         "“Here”: this machine's own run, where a recorded one is the evidence."
     )
+    lines = [source_line(sources, name, every_figure=name not in told) for name in present]
+    told.update(present)
     return el(
         "section",
         el("h2", section.title),
@@ -332,7 +336,7 @@ def render_section(section: Section, sources: Sources, plots: list[Plot]) -> Htm
         parts,
         el("p", reading, class_="tag") if any('class="tokens"' in part for part in parts) else None,
         [not_run(name) for name in missing],
-        el("div", [source_line(sources, name) for name in present], class_="sources") if present else None,
+        el("div", lines, class_="sources") if lines else None,
         id=section.id,
     )
 
@@ -362,8 +366,8 @@ def never_run(sources: Sources, known: Iterable[str]) -> Html | None:
     return el("section", el("h2", "Other experiments"), [not_run(name) for name in names]) if names else None
 
 
-def source_line(sources: Sources, experiment: str) -> Html:
-    """Where figures come from, in one line that opens to the settings."""
+def source_line(sources: Sources, experiment: str, every_figure: bool) -> Html:
+    """Where figures come from, in one line that opens to the settings, and to every figure of the file if asked for."""
     stored = sources.chosen[experiment]
     result, run = stored.result, stored.result.provenance
     summary = el(
@@ -381,14 +385,13 @@ def source_line(sources: Sources, experiment: str) -> Html:
             f"Also run on this machine: {rows_of(here)}, {here.result.provenance.date[:10]}, ",
             el("code", show_path(here.path)),
         )
-    figures = {name: f"{experiment}/{name}" for name in result.figures}
-    unit = "seeds" if result.conditions is None else "conditions"
-    everything = el(
-        "details",
-        el("summary", f"All {plural(len(figures), 'figure')} of {experiment}"),
-        figure_table(sources, figures, f"All figures of {experiment}", unit),
-        class_="fold",
-    )
+    everything = None
+    if every_figure:
+        figures = {name: f"{experiment}/{name}" for name in result.figures}
+        unit = "seeds" if result.conditions is None else "conditions"
+        table = figure_table(sources, figures, f"All figures of {experiment}", unit)
+        fold = el("summary", f"All {plural(len(figures), 'figure')} of {experiment}")
+        everything = el("details", fold, table, class_="fold")
     seeds = ", ".join(map(str, result.seeds))
     about = {"title": result.title, "command": result.command, "seeds": seeds, "seconds": run.seconds}
     inside = el("div", beside, value_list({**about, "settings": result.settings}), everything)

@@ -206,7 +206,9 @@ def curves(id: str, lines: Sequence[Curve], level: tuple[str, Figure] | None, al
         )
     x_axis = {"title": {"text": "words back (lag)"}, "dtick": 1, "zeroline": False}
     y_axis = {"title": {"text": "accuracy"}, "range": [-0.02, 1.04], "zeroline": False}
-    return Plot(id, _figure(data, 380, xaxis=x_axis, yaxis=y_axis, showlegend=True), alt, caption=caption)
+    # Room for five lines of legend, so that panels side by side have axes of one height.
+    figure = _figure(data, 400, xaxis=x_axis, yaxis=y_axis, showlegend=True, margin={"b": 150})
+    return Plot(id, figure, alt, caption=caption)
 
 
 def share_bars(

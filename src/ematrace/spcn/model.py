@@ -410,7 +410,8 @@ class SPCN(BaseEstimator, TransformerMixin):  # type: ignore[misc]
     def _rule(self) -> kernels.Rule:
         return kernels.Rule(
             alpha=float(self.alpha), beta=float(self.beta), gamma=float(self.gamma),
-            settle_steps=int(self.settle_steps), synchronous=self.update == "synchronous", by_magnitude=self.topk_by == "magnitude",
+            settle_steps=int(self.settle_steps),
+            synchronous=self.update == "synchronous", by_magnitude=self.topk_by == "magnitude",
             rectify=bool(self.rectify), normalise=bool(self.normalise), spa=bool(self.spa), spa_top=int(self.spa_top),
             spa_gain=float(self.spa_gain), eta=float(self.eta), decay=float(self.decay),
             precision_power=int(self.precision_power), variance_rate=float(self.variance_rate),
