@@ -145,7 +145,6 @@ def test_forward_forward_negatives_exchange_coordinates() -> None:
     assert np.any(outcomes, axis=0).all()
 
 
-@pytest.mark.xfail(strict=True, reason="BUG: np.exp overflows (RuntimeWarning) where the goodness exceeds 710")
 def test_forward_forward_with_much_goodness() -> None:
     """The logistic function has no trouble there: 0 or 1."""
     learned = forward_forward(100 * W, 10 * X, state(), 0.1)

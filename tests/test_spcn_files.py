@@ -159,7 +159,6 @@ def test_a_file_that_contradicts_itself_is_named(saved: tuple[SPCN, Path], chang
         SPCN.load(path)
 
 
-@pytest.mark.xfail(strict=True, reason="BUG: AttributeError, it is not among the errors that load translates")
 def test_a_file_with_a_null_representation_is_named(saved: tuple[SPCN, Path]) -> None:
     _, path = saved
     tampered(path, lambda config, tensors: config["params"].update(representation=None))
@@ -167,7 +166,6 @@ def test_a_file_with_a_null_representation_is_named(saved: tuple[SPCN, Path]) ->
         SPCN.load(path)
 
 
-@pytest.mark.xfail(strict=True, reason="BUG: the vocabulary's length is not checked where it is below the widest level")
 @pytest.mark.parametrize("words", [["w0"], ["w0", "w0", "w1"], [1, 2, 3]], ids=repr)
 def test_a_file_with_another_vocabulary_is_named(saved: tuple[SPCN, Path], words: list[Any]) -> None:
     _, path = saved
@@ -205,14 +203,12 @@ def test_saving_where_there_is_no_folder(saved: tuple[SPCN, Path], tmp_path: Pat
         saved[0].save(tmp_path / "no" / "folder.spcn")
 
 
-@pytest.mark.xfail(strict=True, reason="BUG: mkstemp makes the file readable by its owner alone, whatever the umask")
 def test_the_file_has_the_usual_permissions(saved: tuple[SPCN, Path], tmp_path: Path) -> None:
     usual = tmp_path / "usual"
     usual.touch()
     assert stat.S_IMODE(saved[1].stat().st_mode) == stat.S_IMODE(usual.stat().st_mode)
 
 
-@pytest.mark.xfail(strict=True, reason="BUG: json.dumps refuses numpy's numbers in the settings")
 @pytest.mark.parametrize(
     "settings", [{"random_state": np.int64(3)}, {"widths": tuple(np.array(WIDTHS))}, {"alpha": np.float32(1)}], ids=str
 )

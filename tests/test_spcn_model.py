@@ -358,16 +358,12 @@ UNCHECKED: list[tuple[str, Any]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.xfail(strict=True, reason="BUG: this setting is not validated")
 @pytest.mark.parametrize(("name", "value"), UNCHECKED, ids=lambda v: str(v))
 def test_senseless_setting_is_named(name: str, value: Any) -> None:
     with pytest.raises(ValueError, match=name):
         SPCN(**{"widths": WIDTHS, name: value}).fit([["a", "b", "c"]] * 3)
 
 
-@pytest.mark.xfail(
-    strict=True, reason="BUG: a repeated word shifts the numbers of all later words, past the end of W_ff"
-)
 def test_a_vocabulary_may_repeat_words() -> None:
     """The natural way to write "both grammars": their 7 function words are then there twice."""
     words = [*load_grammar("A").words, *load_grammar("B").words]
@@ -378,7 +374,6 @@ def test_a_vocabulary_may_repeat_words() -> None:
         assert model.encode([[word]], "l0").any(), f"{word!r} has no feed-forward drive"
 
 
-@pytest.mark.xfail(strict=True, reason="BUG: encode(sentences, '') falls back to the model's representation")
 def test_an_empty_representation_is_refused(fitted: SPCN) -> None:
     with pytest.raises(ValueError, match="representation"):
         fitted.encode([["a"]], "")
@@ -432,7 +427,6 @@ def test_the_place_of_a_state_that_is_not_finite(method: str, n_jobs: int, direc
     assert place_of(error) == (3, 2, "bang", level)
 
 
-@pytest.mark.xfail(run=False, reason="BUG: select_top_k never ends when SPA scores hold both inf and -inf")
 def test_overflowing_attention_scores_are_reported_too() -> None:
     """The scores overflow before the drive does. In a process of its own, which can be stopped."""
     code = """

@@ -72,7 +72,6 @@ def test_what_cannot_be_read_is_named(name: str, levels: int, directions: tuple[
     assert problem in str(error.value)
 
 
-@pytest.mark.xfail(strict=True, reason="BUG: not of the form [lN.]KIND[@DIRECTION], taken as the activation")
 @pytest.mark.parametrize("name", ["l0.", "@forward", "l1.@backward"])
 def test_half_a_name_is_refused(name: str) -> None:
     with pytest.raises(ValueError, match="representation"):
@@ -106,7 +105,6 @@ def test_columns_of_what_is_not_there(model: SPCN) -> None:
         model.columns("l1.fast", "l0+l1")
 
 
-@pytest.mark.xfail(strict=True, reason="BUG: the message says `is not in None`")
 def test_columns_of_what_is_not_in_the_models_own(model: SPCN) -> None:
     with pytest.raises(ValueError, match=r"is not in 'l0\+traces'"):
         model.columns("l1")

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -20,11 +19,12 @@ import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
 from ematrace.baselines.fast_gru import gru_states
 from ematrace.baselines.tokens import Ints, Tokens, tokenize
+from ematrace.files import write_atomically
 
 Unseen = Literal["untrained", "zero", "mean"]
 Show = Literal["context", "word"]
@@ -223,15 +223,8 @@ class BiGRUTagger:
             "history": self.history_,
         }
         weights = {name: x.contiguous().cpu() for name, x in self.network_.state_dict().items()}
-        new = {name: folder / f"{name}.{os.getpid()}.new" for name in (_WEIGHTS, _CONFIG)}
-        try:
-            save_file(weights, new[_WEIGHTS])
-            new[_CONFIG].write_text(json.dumps(config, indent=1), encoding="utf-8")
-            for name, path in new.items():
-                path.replace(folder / name)
-        finally:
-            for path in new.values():
-                path.unlink(missing_ok=True)
+        write_atomically(folder / _WEIGHTS, save(weights))
+        write_atomically(folder / _CONFIG, json.dumps(config, indent=1).encode())
 
     @classmethod
     def load(cls, folder: str | Path, device: str | None = None) -> Self:

@@ -9,7 +9,6 @@ import platform
 import re
 import subprocess
 import sys
-import uuid
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from datetime import UTC, datetime
@@ -19,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from ematrace.files import write_atomically
 from ematrace.probes.intervals import seed_interval, wilson_interval
 
 SCHEMA = 1
@@ -396,17 +396,7 @@ def write_result(result: Result, directory: str | Path) -> Path:
     text = result.to_json()
     folder = Path(directory)
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"{result.experiment}.json"
-    temporary = folder / f".{path.name}.{uuid.uuid4().hex}.tmp"
-    try:
-        with temporary.open("x", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
-    return path
+    return write_atomically(folder / f"{result.experiment}.json", text.encode())
 
 
 def read_result(path: str | Path) -> Result:

@@ -284,7 +284,7 @@ def predicate_row(check: Check, drawn: Share | None) -> Html:
         el("td", number(check.right), class_="num"),
         el("td", number(check.difference, decimals, signed=True), class_="num"),
         el("td", ends, class_="num"),
-        el("td", check.method or "–"),
+        el("td", check.method or "–", class_="line"),
         el("td", holds[check.holds], class_="line"),
         el("td", share(drawn), class_="line"),
     )

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
+from scipy.special import expit
 
 Floats = npt.NDArray[np.floating]
 Array = npt.NDArray[np.floating]
@@ -90,7 +91,7 @@ def forward_forward(W_IO: Array, X_BI: Array, state: RuleState, eta: float) -> A
     for sign, inputs in ((1.0, X_BI), (-1.0, negative)):
         Y_BO = np.maximum(inputs @ W_IO, 0.0)
         goodness = (Y_BO**2).sum(1, keepdims=True)
-        step += sign * inputs.T @ (Y_BO / (1 + np.exp(sign * (goodness - theta))))
+        step += sign * inputs.T @ (Y_BO * expit(sign * (theta - goodness)))
     return W_IO + eta * step / len(X_BI)
 
 

@@ -171,11 +171,11 @@ def bracket(x, level, d, k):  # type: ignore[no-untyped-def]
 
 @_compile
 def select_top_k(x, level, d, k, floor, idx):  # type: ignore[no-untyped-def]
-    """Write the indices of the k largest of finite x[level, :d] to idx[level], ascending, and return how many.
+    """Write the indices of the k largest of x[level, :d] to idx[level], ascending, and return how many.
 
     Exactly k, ties to the lowest index, unless fewer lie above the floor: then those; -inf asks for exactly k.
     Bisection keeps count(x > low) > k >= count(x > high) until a threshold splits off exactly k, or low and high are
-    neighbouring floats: then every x equal to high ties at the cut.
+    neighbouring floats: then every x equal to high ties at the cut. The squares of x must have a finite sum.
     """
     half = x.dtype.type(0.5)
     low, high = bracket(x, level, d, k)
@@ -183,7 +183,7 @@ def select_top_k(x, level, d, k, floor, idx):  # type: ignore[no-untyped-def]
     threshold, above = low, count_above(x, level, d, low)
     if above > k:
         while True:
-            threshold = low * half + high * half
+            threshold = (low + high) * half
             if threshold <= low or threshold >= high:
                 threshold, above = high, count_above(x, level, d, high)
                 break
@@ -232,23 +232,29 @@ def add_spa_context(level, weights, state, rule):  # type: ignore[no-untyped-def
     for j in range(d):
         state.scratch[level, j] = weights.precision[level, j] * (state.dense[level, j] - state.prediction[level, j])
     root = np.sqrt(kind(d))
-    for b in range(stored):
+    oldest = state.buffer_seen[0] - stored
+    for age in range(stored):  # oldest first, so that ties do not depend on where the ring begins
+        b = (oldest + age) % state.scores.shape[1]
         score = kind(0)
         for i in range(state.buffer_active[level, b]):
             score += state.scratch[level, state.buffer_idx[level, b, i]] * state.buffer_val[level, b, i]
-        state.scores[level, b] = score / root
+        state.scores[level, age] = score / root
+    if not np.isfinite(sum_of_squares(state.scores, level, stored)):
+        state.drive[level, 0] = np.nan  # the drive is checked next, and this level is then reported
+        return
     top = select_top_k(state.scores, level, stored, min(rule.spa_top, stored), -np.inf, state.best)
     peak = state.scores[level, state.best[level, 0]]
     for i in range(top):
         peak = max(peak, state.scores[level, state.best[level, i]])
     total = kind(0)
     for i in range(top):
-        b = state.best[level, i]
-        state.scores[level, b] = np.exp(state.scores[level, b] - peak)
-        total += state.scores[level, b]
+        age = state.best[level, i]
+        state.scores[level, age] = np.exp(state.scores[level, age] - peak)
+        total += state.scores[level, age]
     for i in range(top):
-        b = state.best[level, i]
-        share = kind(rule.spa_gain) * state.scores[level, b] / total
+        age = state.best[level, i]
+        b = (oldest + age) % state.scores.shape[1]
+        share = kind(rule.spa_gain) * state.scores[level, age] / total
         for m in range(state.buffer_active[level, b]):
             state.drive[level, state.buffer_idx[level, b, m]] += share * state.buffer_val[level, b, m]
 

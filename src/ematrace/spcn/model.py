@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
+import numbers
 import os
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
@@ -18,12 +18,14 @@ from safetensors.numpy import load_file, save
 from sklearn.base import BaseEstimator, TransformerMixin
 from sklearn.exceptions import NotFittedError
 
+from ematrace.files import write_atomically
 from ematrace.spcn import kernels
 from ematrace.spcn.feedforward import FF_RULES, learn_feedforward
 from ematrace.spcn.representation import DIRECTIONS, KINDS, Block, parse_representation
 
 Floats = npt.NDArray[np.floating]
 Sentences = Sequence[Any]
+PAPER_RATES = (0.5, 0.2, 0.1, 0.05)
 
 
 class SPCN(BaseEstimator, TransformerMixin):  # type: ignore[misc]
@@ -86,7 +88,7 @@ class SPCN(BaseEstimator, TransformerMixin):  # type: ignore[misc]
         spa_window: int = 8,
         spa_top: int = 4,
         spa_gain: float = 1.0,
-        alpha_fast: Sequence[float] = (0.5, 0.2, 0.1, 0.05),
+        alpha_fast: Sequence[float] = PAPER_RATES,
         slow_ratio: float = 0.15,
         directions: str = "both",
         representation: str = "l0+traces",
@@ -152,8 +154,8 @@ class SPCN(BaseEstimator, TransformerMixin):  # type: ignore[misc]
         """Draw fresh weights and learn W_fb over the sentences; labels are never looked at."""
         self._validate()
         texts = [_words(s, i) for i, s in enumerate(sentences)]
-        words = self.vocabulary if self.vocabulary is not None else dict.fromkeys(w for text in texts for w in text)
-        self.vocabulary_ = {word: i for i, word in enumerate(words)}
+        words = self.vocabulary if self.vocabulary is not None else (w for text in texts for w in text)
+        self.vocabulary_ = {word: i for i, word in enumerate(dict.fromkeys(words))}
         if not self.vocabulary_:
             raise ValueError("SPCN.fit: the vocabulary is empty; give sentences with words, or `vocabulary`")
         if self.ff_rule == "frozen":
@@ -224,7 +226,8 @@ class SPCN(BaseEstimator, TransformerMixin):  # type: ignore[misc]
 
     def blocks(self, representation: str | None = None) -> tuple[Block, ...]:
         """The feature blocks of a representation, in column order."""
-        return parse_representation(representation or self.representation, len(self.widths), self.directions_)
+        name = self.representation if representation is None else representation
+        return parse_representation(name, len(self.widths), self.directions_)
 
     def columns(self, part: str, representation: str | None = None) -> npt.NDArray[np.int64]:
         """Where the features of `part` stand among those of `representation`."""
@@ -296,21 +299,12 @@ class SPCN(BaseEstimator, TransformerMixin):  # type: ignore[misc]
         """Write one safetensors file: the weights, and the settings and vocabulary in its header. Atomic; no pickle."""
         if not hasattr(self, "weights_"):
             raise NotFittedError("SPCN.save: the model is not fitted")
-        path = Path(path)
         params = self.get_params() | {"vocabulary": list(self.vocabulary_)}
-        config = json.dumps({"format": "ematrace.spcn", "version": 1, "params": params, "seen": self.n_tokens_seen_})
+        config = {"format": "ematrace.spcn", "version": 1, "params": params, "words": len(self.vocabulary_)}
+        text = json.dumps(config | {"seen": self.n_tokens_seen_}, default=lambda number: number.item())
         names = [f for f in kernels.Weights._fields if f != "widths"]
         tensors = {f"{side}.{f}": getattr(w, f) for side, w in self.weights_.items() for f in names}
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".part")
-        try:
-            with os.fdopen(handle, "wb") as file:
-                file.write(save(tensors, metadata={"config": config}))
-                file.flush()
-                os.fsync(file.fileno())
-            Path(temporary).replace(path)
-        except BaseException:
-            Path(temporary).unlink(missing_ok=True)
-            raise
+        write_atomically(path, save(tensors, metadata={"config": text}))
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
@@ -329,6 +323,8 @@ class SPCN(BaseEstimator, TransformerMixin):  # type: ignore[misc]
             model = cls(**config["params"])
             model._validate()
             model.vocabulary_ = {word: i for i, word in enumerate(config["params"]["vocabulary"])}
+            if len(model.vocabulary_) != config["words"] or not all(isinstance(w, str) for w in model.vocabulary_):
+                raise ValueError(f"its vocabulary is not that of {config['words']} words")
             model.n_tokens_seen_ = int(config["seen"])
             model.weights_ = {}
             for side in model.directions_:
@@ -339,7 +335,7 @@ class SPCN(BaseEstimator, TransformerMixin):  # type: ignore[misc]
                     if tensor.shape != expected.shape or tensor.dtype != expected.dtype:
                         raise ValueError(f"tensor {side}.{name} is {tensor.dtype}{list(tensor.shape)}")
                 model.weights_[side] = blank._replace(**fields)
-        except (SafetensorError, KeyError, TypeError, ValueError) as error:
+        except (SafetensorError, AttributeError, KeyError, TypeError, ValueError) as error:
             raise ValueError(f"{path}: not a readable SPCN model ({error})") from error
         return model
 
@@ -354,14 +350,28 @@ class SPCN(BaseEstimator, TransformerMixin):  # type: ignore[misc]
         for name, allowed in choices.items():
             if getattr(self, name) not in allowed:
                 raise ValueError(f"SPCN.{name} is {getattr(self, name)!r}; choose from {', '.join(map(repr, allowed))}")
-        positive = {"settle_steps": self.settle_steps, "spa_window": self.spa_window, "spa_top": self.spa_top}
-        for name, number in positive.items():
-            if number < 1:
-                raise ValueError(f"SPCN.{name} is {number}; it must be at least 1")
+        counts = {"settle_steps": 1, "spa_window": 1, "spa_top": 1, "epochs": 0, "ff_epochs": 0, "random_state": 0}
+        for name, least in counts.items():
+            number = getattr(self, name)
+            if not isinstance(number, numbers.Integral) or int(number) < least:
+                raise ValueError(f"SPCN.{name} is {number!r}; it must be a whole number, at least {least}")
+        for name in ("alpha", "beta", "gamma", "eta", "spa_gain", "init_gain"):
+            if not np.isfinite(getattr(self, name)):
+                raise ValueError(f"SPCN.{name} is {getattr(self, name)!r}; it must be finite")
+        if isinstance(self.vocabulary, str):
+            raise ValueError("SPCN.vocabulary is one string; give a list of words")
+        if not isinstance(self.representation, str):
+            raise ValueError(f"SPCN.representation is {self.representation!r}; it must be a name")
         if not self.widths or any(d < 1 for d in self.widths):
             raise ValueError(f"SPCN.widths is {self.widths!r}; every level needs at least one unit")
-        if len(self.alpha_fast) < len(self.widths):
+        spare = tuple(self.alpha_fast) == PAPER_RATES and len(self.widths) < len(PAPER_RATES)
+        if len(self.alpha_fast) != len(self.widths) and not spare:  # fewer levels use the first of the paper's rates
             raise ValueError(f"SPCN.alpha_fast has {len(self.alpha_fast)} rates for {len(self.widths)} levels")
+        rates = {"alpha_fast": self.alpha_fast, "variance_rate": (self.variance_rate,)}
+        rates["slow_ratio"] = [self.slow_ratio * rate for rate in self.alpha_fast]
+        for name, values in rates.items():
+            if not all(0 <= rate <= 1 for rate in values):
+                raise ValueError(f"SPCN.{name} is {getattr(self, name)!r}; every rate must lie in [0, 1]")
         if not 0 < self.k <= 1:
             raise ValueError(f"SPCN.k is {self.k}; it is a share in (0, 1]")
         if not 0 < self.pi_min <= self.pi_max:
