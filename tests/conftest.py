@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 from hypothesis import settings
 
-from ematrace.spcn import SPCN
-from ematrace.spcn.reference import ReferenceHierarchy
+if TYPE_CHECKING:  # the tests of the other rooms must run without SPCN
+    from ematrace.spcn import SPCN
+    from ematrace.spcn.reference import ReferenceHierarchy
 
 settings.register_profile("ematrace", deadline=None)
 settings.load_profile("ematrace")
 
 WORDS = tuple(f"w{i}" for i in range(14))
-ReferenceOf = Callable[..., ReferenceHierarchy]
+ReferenceOf = Callable[..., "ReferenceHierarchy"]
 ReferenceRun = Callable[..., np.ndarray]
 
 
@@ -38,6 +40,7 @@ def held_out() -> list[list[str]]:
 @pytest.fixture(scope="session")
 def reference_of() -> ReferenceOf:
     """The dense float64 hierarchy with a fitted model's present weights and settings."""
+    from ematrace.spcn.reference import ReferenceHierarchy
 
     def build(model: SPCN, side: str = "forward") -> ReferenceHierarchy:
         fast = list(model.alpha_fast[: len(model.widths)])

@@ -384,6 +384,10 @@ class TestPage:
             [(_, text)] = Reader(page).all("section", id=section)
             assert "EMA of one-hots" in text
 
+    def test_seeds_of_both_systems_in_one_row(self, page: str) -> None:
+        [(_, text)] = Reader(page).all("section", id="roles")
+        assert "8, 1" in text
+
     def test_headings_and_scopes(self, page: str) -> None:
         reader = Reader(page)
         assert len(reader.all("h1")) == 1
@@ -434,6 +438,23 @@ class TestMissingAndUnknown:
         page = render(Store(tmp_path / "results", tmp_path / "local"), tmp_path)
         assert "nan" not in re.sub(r"[a-z]*(?:nan)[a-z]+|[a-z]+nan", "", page.lower())
         assert "1 of 2" in page
+
+    def test_a_draw_without_a_value_has_no_mark(self, tmp_path: Path) -> None:
+        drawn = made_up_robustness(4)
+        name = "trace_probe/l0.within"
+        gap = Figure((0.5, float("nan"), 0.6, 0.7), 100)
+        figures = {**drawn.figures, name: gap}
+        write_result(Result(**{**vars(drawn), "figures": figures}), tmp_path / "results")
+        page = render(Store(tmp_path / "results", tmp_path / "local"), tmp_path)
+        [trace] = [t for t in specs_of(page)["plot-conditions"]["data"] if t["name"] == "L0, W"]
+        assert trace["y"] == [0.5, None, 0.6, 0.7]
+
+    def test_a_claim_that_is_not_testable_says_why(self, tmp_path: Path) -> None:
+        claim = Claim("C21", "large", "x", "y", not_testable="needs an H200", direction=(Direction("a/b", ">", 1.0),))
+        page = render(Store(None, tmp_path / "local"), tmp_path, claims=[claim])
+        [(_, text)] = Reader(page).all("tbody", id="C21")
+        assert "not testable here" in text
+        assert "needs an H200" in text
 
     def test_an_unknown_experiment_has_a_table_of_its_figures(self, tmp_path: Path) -> None:
         figures = {"loss.final": Figure((5.21, 5.25)), "speed": Figure((165_000.0, 166_000.0))}

@@ -215,6 +215,22 @@ def test_what_top_k_keeps(play: Play, settings: dict[str, Any], expected: list[f
     close(features[0, :4], expected)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("scale", [1e-15, 1.0, 1e15])
+def test_unit_length_at_every_scale(dtype: str, scale: float) -> None:
+    model = by_hand((4,), ([[3 * scale, 0], [4 * scale, 0], [-scale, 0], [0, 0]],), normalise=True, k=0.5, dtype=dtype)
+    np.testing.assert_allclose(model.encode([["a"]], "l0")[0], [0.6, 0.8, 0, 0], rtol=1e-6)
+
+
+@pytest.mark.xfail(strict=True, reason="BUG: the squares of the state underflow, and with them its length")
+@pytest.mark.parametrize("scale", [1e-22, 1e-25])
+def test_unit_length_of_a_tiny_drive(scale: float) -> None:
+    model = by_hand(
+        (4,), ([[3 * scale, 0], [4 * scale, 0], [-scale, 0], [0, 0]],), normalise=True, k=0.5, dtype="float32"
+    )
+    np.testing.assert_allclose(model.encode([["a"]], "l0")[0], [0.6, 0.8, 0, 0], rtol=1e-6)
+
+
 def test_ties_go_to_the_lowest_index(play: Play) -> None:
     model = by_hand((5,), ([[1.0, 0], [2.0, 0], [1.0, 0], [2.0, 0], [1.0, 0]],), k=0.6)
     features, _, _ = play(model, [["a"]])
@@ -222,12 +238,12 @@ def test_ties_go_to_the_lowest_index(play: Play) -> None:
 
 
 def test_the_state_is_carried_within_a_sentence_and_reset_between(play: Play) -> None:
-    settings = {"gamma": 0.5}
-    model = by_hand((1,), ([[1.0, 3.0]],), **settings)
+    model = by_hand((1,), ([[1.0, 3.0]],), gamma=0.5)
     set_weights(model, "lat", 0, [[1.0]])
-    features, _, _ = play(model, [["a", "b"], ["a"]])
-    close(features[:, 0], [1, 3.5, 1])
-    close(features[:, 1], [0.5, 0.25 + 1.75, 0.5])
+    # Many sentences: a few are encoded one by one, each from a fresh state anyway.
+    features, _, _ = play(model, [["a", "b"], ["a"]] * 10)
+    close(features[:, 0], [1, 3.5, 1] * 10)
+    close(features[:, 1], [0.5, 0.25 + 1.75, 0.5] * 10)
     model.reset = "never"
     features, _, _ = play(model, [["a", "b"], ["a"]])
     close(features[:, 0], [1, 3.5, 1 + 1.75])
@@ -279,8 +295,8 @@ def test_spa_reaches_back_exactly_its_window(play: Play, window: int, top: int) 
 
 def test_spa_buffer_is_emptied_at_each_sentence(play: Play) -> None:
     model = by_hand((2,), (np.eye(2),), spa=True)
-    features, _, _ = play(model, [["a"], ["b", "a"], ["b"]])
-    close(features[:, :2], [[1, 0], [0, 1], [1, 1], [0, 1]])
+    features, _, _ = play(model, [["a"], ["b", "a"], ["b"]] * 10)
+    close(features[:, :2], [[1, 0], [0, 1], [1, 1], [0, 1]] * 10)
 
 
 def test_tied_scores_are_broken_alike_after_the_buffer_has_wrapped(reference_of: Any, run_reference: Any) -> None:

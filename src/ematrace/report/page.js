@@ -36,7 +36,10 @@ function draw(id) {
   const { data, layout } = specs[id];
   // A plot inside a closed <details> has no width yet; it is drawn when opened.
   if (!place || !place.clientWidth) return;
-  Plotly.react(place, data, themed(layout, place.clientWidth), { responsive: true, displayModeBar: false });
+  const shown = themed(layout, place.clientWidth);
+  // Plotly takes the height of the box whenever the width changes, so the box must have the plot's.
+  place.style.height = `${shown.height}px`;
+  Plotly.react(place, data, shown, { responsive: true, displayModeBar: false });
 }
 
 function drawAll() {

@@ -30,7 +30,7 @@ from ematrace.report.wording import (
     ours_lines,
     plural,
     share,
-    waiting_for,
+    why_undecided,
 )
 
 TITLE = "ematrace: a paper's claims, and what we found"
@@ -77,7 +77,9 @@ def render_report(sources: Sources, made: datetime | None = None) -> str:
     )
     files = resources.files("ematrace.report")
     # A "<" could close the script that holds the specs.
-    specs = json.dumps({plot.id: plot.spec() for plot in plots}, ensure_ascii=False).replace("<", "\\u003c")
+    specs = json.dumps({plot.id: plot.spec() for plot in plots}, ensure_ascii=False, allow_nan=False).replace(
+        "<", "\\u003c"
+    )
     return Template(files.joinpath("page.html").read_text(encoding="utf-8")).substitute(
         title=join(TITLE),
         style=files.joinpath("style.css").read_text(encoding="utf-8"),
@@ -146,7 +148,7 @@ def found(sources: Sources) -> list[Child]:
             f"On {most} randomly drawn grammars, all directions hold in every one of them for {always} of the "
             f"{plural(len(drawn), 'claim')} that were tested on them."
         )
-    missed = [row for row in sources.rows if row.verdict in ("not reproduced", "answered: no")]
+    missed = [row for row in sources.rows if row.verdict == "not reproduced"]
     if missed:
         claims = [el("li", el("a", row.id, href=f"#{row.id}"), f" {row.claim}") for row in missed]
         lines.append(["Not reproduced:", el("ul", claims)])
@@ -244,8 +246,8 @@ def ours(row: LedgerRow) -> Html:
             )
         else:
             shown.append(el("div", spans, class_="lines"))
-    if row.verdict in ("open", "not testable here"):
-        shown.append(el("span", waiting_for(row), class_="tag"))
+    if why := why_undecided(row):
+        shown.append(el("span", why, class_="tag"))
     elif not lines:
         shown.append(checks_line(row))
     return join(shown)

@@ -265,7 +265,7 @@ def strips(id: str, labels: Sequence[str], figures: Sequence[Figure], alt: str) 
     figure = _figure(
         [band, dots],
         height=ROW_PX * len(labels) + HEADROOM_PX,
-        xaxis={"title": {"text": "distance from the mean over seeds"}, "zeroline": True, "tickformat": "+.3f"},
+        xaxis={"title": {"text": "distance from the mean"}, "zeroline": True, "tickformat": "+.3f"},
         yaxis=_rows_axis(range(len(labels)), [escape(label) for label in labels]),
     )
     return Plot(id, figure, alt)

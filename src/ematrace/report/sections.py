@@ -139,10 +139,10 @@ def dimension(sources: Sources) -> Sequence[Part]:
     lines = [*lines_of(sources, "dimension_control", labels), *control_lines(1)]
     if "dimension_control" not in sources.chosen:
         return []
-    measures = ACCURACIES | {"parameters": "probe parameters"}
     return [
         accuracy_plot(sources, "plot-dimension", lines, "representation and dimension"),
-        measure_table(sources, lines, measures, "Accuracy by dimension"),
+        measure_table(sources, lines, ACCURACIES, "Accuracy by dimension"),
+        measure_table(sources, lines, {"parameters": "parameters of the probe"}, "Parameters of the probe"),
     ]
 
 
@@ -306,9 +306,7 @@ def distances(sources: Sources) -> Sequence[Part]:
     alt = "Dot plot: largest distortion of pairwise distances beside the lemma's bound."
     labels = [line.label for line in lines]
     return [
-        dot_plot(
-            "plot-distances", labels, series, alt, x_title="relative distortion of squared distances", x_range=None
-        ),
+        dot_plot("plot-distances", labels, series, alt, x_title="relative distortion", x_range=None),
         measure_table(sources, lines, measures, "Distortion of distances", ref_of),
     ]
 

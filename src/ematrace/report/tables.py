@@ -12,6 +12,8 @@ from ematrace.report.markup import Child, Html, el, join
 from ematrace.report.sources import Sources, over_seeds, over_tokens
 from ematrace.report.wording import decimals_for, interval, number
 
+MAX_COLUMNS = 7
+
 RefOf = Callable[[str, str], str]
 
 
@@ -96,12 +98,15 @@ def measure_table(
             if m in papers:
                 cells.append(_paper_cell(sources.paper(refs[m][i])))
             cells.append(ours_cell(sources, refs[m][i]))
-        figures = [f for m in shown if (f := sources.figure(refs[m][i])) is not None]
-        cells.append(el("td", str(max(len(f.values) for f in figures)), class_="num quiet"))
+        # The columns of a row can come from files with different seeds: all counts, in the order of the columns.
+        counts = dict.fromkeys(len(f.values) for m in shown if (f := sources.figure(refs[m][i])) is not None)
+        cells.append(el("td", ", ".join(map(str, counts)), class_="num quiet"))
         first = i > 0 and line.group != lines[i - 1].group
         body.append(el("tr", cells, class_="first" if first else None))
     head = el("thead", el("tr", top), el("tr", second) if papers else None)
-    return scrolled(el("table", head, el("tbody", body), class_="figures"), label)
+    # Many columns: the intervals go under the means.
+    dense = " dense" if len(shown) + len(papers) > MAX_COLUMNS else ""
+    return scrolled(el("table", head, el("tbody", body), class_=f"figures{dense}"), label)
 
 
 def _paper_cell(paper: float | None) -> Html:
@@ -132,7 +137,7 @@ def figure_table(sources: Sources, refs: Mapping[str, str], label: str, unit: st
         ]
         body.append(el("tr", cells))
     head = el("thead", el("tr", [el("th", h, scope="col", class_="num" if i else None) for i, h in enumerate(heads)]))
-    return scrolled(el("table", head, el("tbody", body), class_="figures"), label)
+    return scrolled(el("table", head, el("tbody", body), class_="figures names"), label)
 
 
 def _count(figure: Figure) -> str:
@@ -150,7 +155,7 @@ def plain_table(
     """A row's name, and cells that are all numbers, single lines or text."""
     head = el("thead", el("tr", [el("th", h, scope="col", class_=cells if i else None) for i, h in enumerate(heads)]))
     body = [el("tr", el("th", row[0], scope="row"), [el("td", c, class_=cells) for c in row[1:]]) for row in rows]
-    return scrolled(el("table", head, el("tbody", body), class_="figures"), label)
+    return scrolled(el("table", head, el("tbody", body), class_=f"figures {cells}"), label)
 
 
 def value_list(values: Mapping[str, Any]) -> Html:

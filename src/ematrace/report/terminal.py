@@ -17,7 +17,7 @@ from ematrace.report.wording import (
     local_agreement,
     look_of,
     ours_lines,
-    waiting_for,
+    why_undecided,
 )
 
 # From this width on, the paper's figures have a column of their own.
@@ -71,7 +71,7 @@ def _ours(row: LedgerRow) -> Text:
     for name, mean, ends in ours_lines(row):
         text.append("\n" if text else "").append(f"{name} ").append(mean, style="bold")
         text.append(f" {ends}" if ends else "", style="dim")
-    other = waiting_for(row) if row.verdict in ("open", "not testable here") else "" if text else checks_line(row)
+    other = why_undecided(row) or ("" if text else checks_line(row))
     if other:
         text.append("\n" if text else "").append(other, style="dim")
     return text

@@ -141,10 +141,12 @@ def checks_line(finding: Finding) -> str:
     return f"{sum(c.holds is True for c in known)} of {plural(len(finding.checks), 'predicate')} hold"
 
 
-def waiting_for(finding: Finding) -> str:
-    """The experiments an open claim waits for; else why it is open."""
+def why_undecided(finding: Finding) -> str:
+    """What an open claim waits for, by experiment, or why a claim is not testable; nothing for one that is decided."""
     names = dict.fromkeys(ref.partition("/")[0] for check in finding.checks for ref in check.missing)
-    return f"waits for {', '.join(names)}" if names else finding.why or ""
+    if finding.verdict == "open" and names:
+        return f"waits for {', '.join(names)}"
+    return finding.why or ""
 
 
 def local_agreement(row: LedgerRow) -> str:
