@@ -222,7 +222,6 @@ def test_unit_length_at_every_scale(dtype: str, scale: float) -> None:
     np.testing.assert_allclose(model.encode([["a"]], "l0")[0], [0.6, 0.8, 0, 0], rtol=1e-6)
 
 
-@pytest.mark.xfail(strict=True, reason="BUG: the squares of the state underflow, and with them its length")
 @pytest.mark.parametrize("scale", [1e-22, 1e-25])
 def test_unit_length_of_a_tiny_drive(scale: float) -> None:
     model = by_hand(

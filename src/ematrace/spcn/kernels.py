@@ -116,23 +116,34 @@ def new_state(widths: Ints, window: int, dtype: npt.DTypeLike) -> State:
 def add_rows(out, level, d, weights, idx, val, source, active, factor):  # type: ignore[no-untyped-def]
     """out[level] += factor · Σ_i val[source, i] · weights[level, idx[source, i]].
 
-    Four rows a pass, so that `out` is read and written less.
+    Eight rows a pass, then two, then one, so that `out` is read and written less.
     """
     factor = out.dtype.type(factor)
     i = 0
-    while i + 4 <= active:
+    while i + 8 <= active:
         p, q, r, s = idx[source, i], idx[source, i + 1], idx[source, i + 2], idx[source, i + 3]
+        t, u, v, w = idx[source, i + 4], idx[source, i + 5], idx[source, i + 6], idx[source, i + 7]
         x_p, x_q = factor * val[source, i], factor * val[source, i + 1]
         x_r, x_s = factor * val[source, i + 2], factor * val[source, i + 3]
+        x_t, x_u = factor * val[source, i + 4], factor * val[source, i + 5]
+        x_v, x_w = factor * val[source, i + 6], factor * val[source, i + 7]
         for j in range(d):
-            first = x_p * weights[level, p, j] + x_q * weights[level, q, j]
-            out[level, j] += first + (x_r * weights[level, r, j] + x_s * weights[level, s, j])
-        i += 4
-    while i < active:
+            pq = x_p * weights[level, p, j] + x_q * weights[level, q, j]
+            rs = x_r * weights[level, r, j] + x_s * weights[level, s, j]
+            tu = x_t * weights[level, t, j] + x_u * weights[level, u, j]
+            vw = x_v * weights[level, v, j] + x_w * weights[level, w, j]
+            out[level, j] += (pq + rs) + (tu + vw)
+        i += 8
+    while i + 2 <= active:
+        p, q = idx[source, i], idx[source, i + 1]
+        x_p, x_q = factor * val[source, i], factor * val[source, i + 1]
+        for j in range(d):
+            out[level, j] += x_p * weights[level, p, j] + x_q * weights[level, q, j]
+        i += 2
+    if i < active:
         p, x_p = idx[source, i], factor * val[source, i]
         for j in range(d):
             out[level, j] += x_p * weights[level, p, j]
-        i += 1
 
 
 @_compile
@@ -306,6 +317,14 @@ def activate_level(level, k, weights, state, rule):  # type: ignore[no-untyped-d
             state.val[level, kept] = value
             power += value * value
             kept += 1
+    if rule.normalise and power < 1e-30:  # the squares may have left the range of floats: bring the largest to 1 first
+        peak = kind(0)
+        for i in range(kept):
+            peak = max(peak, abs(state.val[level, i]))
+        power = kind(0)
+        for i in range(kept):
+            state.val[level, i] /= peak
+            power += state.val[level, i] * state.val[level, i]
     factor = kind(1) / np.sqrt(power) if rule.normalise and power > 0 else kind(1)
     for i in range(kept):
         state.val[level, i] *= factor

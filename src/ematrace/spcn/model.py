@@ -231,10 +231,10 @@ class SPCN(BaseEstimator, TransformerMixin):  # type: ignore[misc]
 
     def columns(self, part: str, representation: str | None = None) -> npt.NDArray[np.int64]:
         """Where the features of `part` stand among those of `representation`."""
-        wanted = set(self.blocks(part))
-        blocks = self.blocks(representation)
+        whole = self.representation if representation is None else representation
+        wanted, blocks = set(self.blocks(part)), self.blocks(whole)
         if missing := wanted - set(blocks):
-            raise ValueError(f"representation: {sorted(map(str, missing))[0]} of {part!r} is not in {representation!r}")
+            raise ValueError(f"representation: {sorted(map(str, missing))[0]} of {part!r} is not in {whole!r}")
         ends = np.cumsum([self.widths[b.level] for b in blocks])
         spans = zip(blocks, ends, strict=True)
         return np.concatenate([np.arange(end - self.widths[b.level], end) for b, end in spans if b in wanted])

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 KINDS = ("activation", "fast", "slow")
 DIRECTIONS = ("forward", "backward")
 _ALIASES = {"traces": ("fast", "slow"), "all": KINDS, **{kind: (kind,) for kind in KINDS}}
-_PART = re.compile(r"(?:l(?P<level>\d+)(?:\.|$|(?=@)))?(?P<kind>[a-z]+)?(?:@(?P<direction>[a-z]+))?")
+_PART = re.compile(r"(?:l(?P<level>\d+)(?:\.(?P<of_level>[a-z]+))?|(?P<kind>[a-z]+))(?:@(?P<direction>[a-z]+))?")
 
 
 @dataclass(frozen=True, order=True)
@@ -33,10 +33,10 @@ def parse_representation(name: str, levels: int, directions: tuple[str, ...]) ->
     wanted: set[Block] = set()
     for part in name.split("+"):
         match = _PART.fullmatch(part.strip())
-        if not part.strip() or match is None:
+        if match is None:
             raise ValueError(f"representation: {part!r} in {name!r} is not of the form [lN.]KIND[@DIRECTION]")
         level = int(match["level"] or 0)
-        kind = match["kind"] or "activation"
+        kind = match["kind"] or match["of_level"] or "activation"
         if kind not in _ALIASES:
             raise ValueError(f"representation: unknown kind {kind!r} in {name!r}; there are {', '.join(_ALIASES)}")
         if level >= levels:
