@@ -25,4 +25,4 @@ def measure(bench: Workbench) -> Figures:
     return figures
 
 
-EXPERIMENT = Experiment("feedforward_rules", "Learning the feed-forward weights", measure, group="rules", seeds=1)
+EXPERIMENT = Experiment("feedforward_rules", "Learning the feed-forward weights", measure, group="rules")

@@ -3,45 +3,57 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
+from scipy import sparse
 
 from ematrace.experiments.base import Experiment
 from ematrace.experiments.workbench import LAMBDA, Figures, Floats, Workbench, words_of
 from ematrace.grammar import Sentence
 from ematrace.probes import GramMatrix, PeelingDecoder, lagged_words
-from ematrace.spcn import SPCN
 from ematrace.traces import ema
+
+Mask = npt.NDArray[np.bool_] | slice
+Labels = Sequence[str] | npt.NDArray[np.str_]
 
 LAGS = range(7)
 PEELED_SENTENCES = 400
-FORWARD = "traces@forward"  # only the forward hierarchy: the backward one has seen the future
-PARTS = {"fast": "fast@forward", "slow": "slow@forward", "traces": FORWARD}
+FORWARD = "l0.all@forward"  # only the forward hierarchy: the backward one has seen the future
+PARTS = {"fast": "fast@forward", "slow": "slow@forward", "traces": "traces@forward"}
 
 
 def measure(bench: Workbench) -> Figures:
     model = bench.spcn()
-    figures: Figures = {}
-    roles = bench.probe(tuple(PARTS.values()), model, FORWARD)
-    for name, part in PARTS.items():
-        figures[f"{name}.role"] = (roles[part].within.accuracy, roles[part].within.n)
     train, test = model.encode(bench.train, FORWARD), model.encode(bench.within, FORWARD)
     columns = {name: model.columns(part, FORWARD) for name, part in PARTS.items()}
+    figures: Figures = {}
+    traces = columns["traces"]
+    position = {name: np.searchsorted(traces, cols) for name, cols in columns.items()}
+    train_traces, test_traces = train[:, traces], test[:, traces]
+
+    def read(seen: Mask, labels: Labels, asked: Mask, answers: Labels, classes: Sequence[str], suffix: str) -> None:
+        gram = GramMatrix(len(traces), classes)
+        gram.update(train_traces[seen], labels)
+        for name, cols in position.items():
+            guesses = gram.solve(LAMBDA, cols).predict(test_traces[asked])
+            figures[f"{name}.{suffix}"] = _accuracy(guesses, answers)
+
+    everything = slice(None)
+    roles = [[role for s in sentences for role in s.roles] for sentences in (bench.train, bench.within)]
+    read(everything, roles[0], everything, roles[1], bench.roles, "role")
     for lag in LAGS:
         seen, words = lagged_words(words_of(bench.train), lag)
         asked, answers = lagged_words(words_of(bench.within), lag)
-        gram = GramMatrix(train.shape[1], bench.A.words)
-        gram.update(train[seen], words)
-        for name, cols in columns.items():
-            guesses = gram.solve(LAMBDA, cols).predict(test[asked])
-            figures[f"{name}.lag{lag}"] = _accuracy(guesses, answers)
+        read(seen, words, asked, answers, bench.A.words, f"lag{lag}")
         commonest = Counter(words).most_common(1)[0][0]
         figures[f"majority.lag{lag}"] = _accuracy([commonest] * len(answers), answers)
-    return figures | peeled(bench)
+    activation = train[:, model.columns("l0@forward", FORWARD)]
+    return figures | peeled(bench, activation)
 
 
-def peeled(bench: Workbench) -> Figures:
+def peeled(bench: Workbench, activation: Floats) -> Figures:
     """Decode whole prefixes from single trace vectors, three times, with less and less in the way.
 
     `peel`: the network's own traces. The code of a word is its mean activation, so that what its context adds is noise.
@@ -52,7 +64,8 @@ def peeled(bench: Workbench) -> Figures:
     index = {word: i for i, word in enumerate(vocabulary)}
     model = bench.spcn()
     plain = bench.spcn(spa=False, beta=0.0, gamma=0.0, learn_feedback=False)
-    codebooks = {"peel": (model, mean_codes(bench, model)), "peel_plain": (plain, mean_codes(bench, plain))}
+    one_code = plain.encode([[word] for word in vocabulary], "l0@forward")
+    codebooks = {"peel": (model, mean_codes(bench, activation)), "peel_plain": (plain, one_code)}
     sentences = bench.within[:PEELED_SENTENCES]
     one_hot = np.eye(len(vocabulary), dtype=np.float32)
     fast = float(model.alpha_fast[0])
@@ -66,15 +79,12 @@ def peeled(bench: Workbench) -> Figures:
     return figures
 
 
-def mean_codes(bench: Workbench, model: SPCN) -> Floats:
-    """The mean L0 activation of each word of A over the training sentences."""
+def mean_codes(bench: Workbench, activation: Floats) -> Floats:
+    """The mean activation of each word of A over the training sentences."""
     index = {word: i for i, word in enumerate(bench.A.words)}
-    sums, counts = np.zeros((len(index), model.widths[0])), np.zeros((len(index), 1))
-    for part, activation in model.iter_encode(bench.train, "l0.activation@forward"):
-        words = [index[w] for s in bench.train[part] for w in s.words]
-        np.add.at(sums, words, activation)
-        np.add.at(counts, words, 1)
-    return np.asarray(sums / counts.clip(1))
+    numbers = [index[w] for s in bench.train for w in s.words]
+    member = sparse.csr_array((np.ones(len(numbers)), (numbers, np.arange(len(numbers)))), (len(index), len(numbers)))
+    return np.asarray((member @ activation) / member.sum(axis=1)[:, None].clip(1))
 
 
 def _by_lag(

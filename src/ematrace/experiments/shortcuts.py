@@ -53,4 +53,4 @@ class Swap:
         return str(choices[rng.integers(len(choices))])
 
 
-EXPERIMENT = Experiment("shortcuts", "Word or context?", measure, group="bigru", seeds=1)
+EXPERIMENT = Experiment("shortcuts", "Word or context?", measure, group="bigru")

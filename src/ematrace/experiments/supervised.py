@@ -25,4 +25,4 @@ def measure(bench: Workbench) -> Figures:
     return figures
 
 
-EXPERIMENT = Experiment("supervised", "Against supervision", measure, group="bigru", seeds=1)
+EXPERIMENT = Experiment("supervised", "Against supervision", measure, group="bigru")

@@ -124,12 +124,11 @@ def _quantile(df: float) -> float:
 
 
 def _combined_df(parts: tuple[tuple[float, float], ...]) -> float:
-    """Welch-Satterthwaite degrees of freedom of a sum of (variance, df); normal if a part is over tokens."""
-    if any(math.isinf(df) for _, df in parts):
-        return math.inf
+    """Welch-Satterthwaite degrees of freedom of a sum of (variance, df); a part over tokens has infinitely many."""
     total = sum(v for v, _ in parts)
     # Shares of the variance, so that tiny variances do not underflow when squared.
-    return 1 / sum((v / total) ** 2 / df for v, df in parts)
+    inverse = sum((v / total) ** 2 / df for v, df in parts)
+    return 1 / inverse if inverse > 0 else math.inf
 
 
 def _from_moments(mean: float, parts: tuple[tuple[float | None, float], ...], method: str) -> _Estimate:

@@ -133,7 +133,8 @@ def learn_feedforward(
             if not np.isfinite(W_IO).all():
                 raise FloatingPointError(f"SPCN: rule {rule!r} made W_ff of level {level} not finite; lower ff_eta")
         learned.append(W_IO.astype(start.dtype))
-        inputs = _sparse_code(inputs @ learned[-1], k).astype(dtype)
+        if level + 1 < len(W_ff):
+            inputs = _sparse_code(inputs @ learned[-1], k).astype(dtype, copy=False)
     return learned
 
 

@@ -317,10 +317,12 @@ def activate_level(level, k, weights, state, rule):  # type: ignore[no-untyped-d
             state.val[level, kept] = value
             power += value * value
             kept += 1
-    if rule.normalise and power < 1e-30:  # the squares may have left the range of floats: bring the largest to 1 first
+    if (
+        rule.normalise and kept > 0 and power < 1e-30
+    ):  # the squares may have left the range of floats: bring the largest to 1 first
         peak = kind(0)
         for i in range(kept):
-            peak = max(peak, abs(state.val[level, i]))
+            peak = max(peak, abs(state.val[level, i]), kind(1e-37))
         power = kind(0)
         for i in range(kept):
             state.val[level, i] /= peak
