@@ -16,7 +16,7 @@ TITLE = "Robustness over drawn grammars"
 KS = (0.02, 0.04, 0.08, 0.16)
 GRAMMARS = 24  # a full run: every k meets every kind of grammar
 QUICK_GRAMMARS = 4  # the default: each k once, and only the experiments that take seconds
-QUICK_EXPERIMENTS = ("trace_probe", "dimension_control", "position", "distances")
+QUICK_EXPERIMENTS = ("trace_probe", "position", "distances")
 
 
 def condition(number: int) -> dict[str, Any]:

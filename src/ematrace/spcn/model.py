@@ -264,7 +264,7 @@ class SPCN(BaseEstimator, TransformerMixin):  # type: ignore[misc]
         return out
 
     def iter_encode(
-        self, sentences: Sentences, representation: str | None = None, batch: int = 512
+        self, sentences: Sentences, representation: str | None = None, batch: int = 128
     ) -> Iterator[tuple[slice, Floats]]:
         """(slice of sentences, features) batch by batch, so that no feature matrix is ever held whole."""
         size = batch if self.reset == "sentence" else max(len(sentences), 1)
