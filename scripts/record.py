@@ -19,15 +19,17 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=None, help="processes (default: one per core)")
     parser.add_argument("--spcn-seeds", type=int, default=20)
     parser.add_argument("--bigru-seeds", type=int, default=5)
+    parser.add_argument("--choice-seeds", type=int, default=3)
     parser.add_argument("--grammars", type=int, default=robustness.GRAMMARS)
     parser.add_argument(
         "--train", type=int, default=Sizes.train, help="training sentences; fewer only to try the script"
     )
     args = parser.parse_args()
     sizes = Sizes() if args.train == Sizes.train else Sizes(args.train, args.train, args.train, bigru_epochs=2)
-    unsupervised = [name for name, e in EXPERIMENTS.items() if e.group != "bigru"]
+    unsupervised = [name for name, e in EXPERIMENTS.items() if e.group in ("spcn", "rules")]
     supervised = [name for name, e in EXPERIMENTS.items() if e.group == "bigru"]
     plans = runner.plan(unsupervised, args.spcn_seeds, sizes) + runner.plan(supervised, args.bigru_seeds, sizes)
+    plans += runner.plan(["choices"], args.choice_seeds, sizes) if args.choice_seeds else []
     if args.grammars:
         plans += runner.plan([robustness.NAME], args.grammars, sizes)
     started = time.monotonic()

@@ -2,6 +2,7 @@
 
 from ematrace.experiments import (
     ablations,
+    choices,
     controls,
     dimension_control,
     distances,
@@ -27,6 +28,7 @@ EXPERIMENTS: dict[str, Experiment] = {
         feedforward_rules,
         supervised,
         shortcuts,
+        choices,
     )
 }
 

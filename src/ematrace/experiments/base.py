@@ -21,3 +21,4 @@ class Experiment:
     measure: Callable[[Workbench], Figures]
     group: str = "spcn"
     seeds: int = 1
+    by_name_only: bool = False  # bears on no claim: runs when it is asked for

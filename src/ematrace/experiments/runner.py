@@ -26,7 +26,7 @@ from ematrace.ledger import Figure, Result, collect_provenance, load_claims, wri
 from ematrace.spcn import SPCN
 
 # Rough seconds on one core, for a progress bar that moves evenly.
-EXPECTED_SECONDS = {"spcn": 60.0, "rules": 60.0, "bigru": 140.0}
+EXPECTED_SECONDS = {"spcn": 90.0, "rules": 90.0, "bigru": 180.0, "choices": 240.0}
 
 
 @dataclass(frozen=True)
@@ -67,10 +67,10 @@ Progress = Callable[[Task, float], None]  # a task, and the share of it that is 
 
 
 def experiments_for(names: Sequence[str]) -> list[str]:
-    """Experiment names for a list of experiments and claims; all of them, robustness last, for an empty list."""
+    """Experiment names for a list of experiments and claims; all that bear on claims, robustness last, for an empty list."""
     known = [*EXPERIMENTS, robustness.NAME]
     if not names:
-        return known
+        return [name for name in known if name not in EXPERIMENTS or not EXPERIMENTS[name].by_name_only]
     claims = {claim.id: claim for claim in load_claims()}
     wanted: set[str] = set()
     for name in names:
@@ -101,7 +101,8 @@ def plan(names: Sequence[str], seeds: int | None, sizes: Sizes) -> list[Plan]:
         plans.append(Plan(experiment.name, experiment.title, tuple(range(count)), tasks, command))
     if robustness.NAME in names:
         count = seeds or robustness.QUICK_GRAMMARS
-        used = [e for e in EXPERIMENTS.values() if seeds or e.name in robustness.QUICK_EXPERIMENTS]
+        bearing = [e for e in EXPERIMENTS.values() if not e.by_name_only]
+        used = [e for e in bearing if seeds or e.name in robustness.QUICK_EXPERIMENTS]
         groups = {group: tuple(e.name for e in used if e.group == group) for group in (e.group for e in used)}
         tasks = tuple(Task(g, names, n, sizes, drawn=True) for n in range(count) for g, names in groups.items())
         command = f"ematrace reproduce {robustness.NAME}" + (f" --seeds {seeds}" if seeds else "")
