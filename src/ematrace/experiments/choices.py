@@ -25,6 +25,10 @@ CHOICES: dict[str, dict[str, Any]] = {
     "k 16%": {"k": 0.16},
     "upper levels twice as wide": {"widths": (512, 512, 256, 128)},
     "no reset between sentences": {"reset": "never"},
+    "Foldiak's W_ff": {"ff_rule": "foldiak"},
+    "Foldiak's W_ff, a third of the rate": {"ff_rule": "foldiak", "ff_eta": 0.03},
+    "forward-forward W_ff": {"ff_rule": "forward_forward"},
+    "forward-forward W_ff, a third of the rate": {"ff_rule": "forward_forward", "ff_eta": 0.1},
 }
 PROBES: dict[str, dict[str, Any]] = {"probe without intercept": {"fit_intercept": False}, "ridge 1": {"lam": 1.0}}
 

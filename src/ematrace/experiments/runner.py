@@ -67,7 +67,7 @@ Progress = Callable[[Task, float], None]  # a task, and the share of it that is 
 
 
 def experiments_for(names: Sequence[str]) -> list[str]:
-    """Experiment names for a list of experiments and claims; all that bear on claims, robustness last, for an empty list."""
+    """Names of the experiments behind a list of experiments and claims; an empty list means all that bear on claims."""
     known = [*EXPERIMENTS, robustness.NAME]
     if not names:
         return [name for name in known if name not in EXPERIMENTS or not EXPERIMENTS[name].by_name_only]
