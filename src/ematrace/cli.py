@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,8 +29,8 @@ class Reproduce:
     scale: Literal["cpu", "gpu"] = "cpu"
     """Where the experiments run. What is built so far runs on CPUs."""
     seeds: int | None = None
-    """Model seeds for each experiment (default: 3, and 1 for the BiGRU); drawn grammars for `robustness` (default 4,
-    without the BiGRU; with a number, everything)."""
+    """Model seeds for each experiment (default 1, with intervals over tokens); drawn grammars for `robustness`
+    (default 4 and only the quick experiments; with a number, everything)."""
     jobs: int | None = None
     """Processes (default: one per core)."""
     out: Path = Path("results/local")
@@ -72,6 +73,7 @@ Command = (
 def main() -> None:
     """Entry point: 0 well done, 2 bad input in one line, 130 stopped by Ctrl-C."""
     command = tyro.cli(Command, prog="ematrace", description=sys.modules["ematrace"].__doc__)
+    signal.signal(signal.SIGTERM, _stop)  # like Ctrl-C: workers are ended, nothing half-written is left
     try:
         match command:
             case Reproduce():
@@ -86,6 +88,10 @@ def main() -> None:
     except (ValueError, OSError) as error:
         error_console.print(f"[red]error:[/] {error}", soft_wrap=True, markup=True, highlight=False)
         raise SystemExit(2) from None
+
+
+def _stop(number: int, frame: object) -> None:
+    raise KeyboardInterrupt
 
 
 def reproduce(command: Reproduce) -> None:
