@@ -69,7 +69,7 @@ ONE_HOT_CONTROLS = {
     "ema_merged": "EMA, content merged",
 }
 SUPERVISED = {"bigru": "BiGRU", "bigru_zero": "BiGRU, unseen 0", "bigru_mean": "BiGRU, unseen mean"}
-# The controls that stand beside every SPCN table; the first section has them all.
+# Every SPCN table has all controls and the BiGRU below it; plots after the first have these only.
 BRIEF_CONTROLS = ("majority", "onehot", "ema_onehot", "ema_merged")
 
 
@@ -82,8 +82,19 @@ def lines_of(
     return [Line(label, f"{experiment}/{name}", group) for name, label in names.items()]
 
 
-def control_lines(group: int) -> list[Line]:
+def brief_control_lines(group: int) -> list[Line]:
     return [Line(ONE_HOT_CONTROLS[name], f"controls/{name}", group) for name in BRIEF_CONTROLS]
+
+
+def control_lines(sources: Sources, group: int) -> list[Line]:
+    """Everything that belongs beside SPCN: parts of it switched off, features without a network, the BiGRU."""
+    known = (*NETWORK_CONTROLS, *ONE_HOT_CONTROLS, "untrained_bigru")
+    return [
+        *(Line(label, f"controls/{name}", group) for name, label in NETWORK_CONTROLS.items()),
+        *lines_of(sources, "controls", ONE_HOT_CONTROLS, group + 1, known),
+        Line("untrained BiGRU", "controls/untrained_bigru", group + 2),
+        *lines_of(sources, "supervised", SUPERVISED, group + 2),
+    ]
 
 
 def figures_of(sources: Sources, lines: Sequence[Line], measure: str, ref_of: RefOf = dotted) -> list[Figure | None]:
@@ -106,14 +117,7 @@ def accuracy_plot(sources: Sources, id: str, lines: Sequence[Line], what: str) -
 
 
 def representations(sources: Sources) -> Sequence[Part]:
-    known = (*NETWORK_CONTROLS, *ONE_HOT_CONTROLS, "untrained_bigru")
-    lines = [
-        *lines_of(sources, "trace_probe", REPRESENTATIONS),
-        *(Line(label, f"controls/{name}", 1) for name, label in NETWORK_CONTROLS.items()),
-        *lines_of(sources, "controls", ONE_HOT_CONTROLS, 2, known),
-        Line("untrained BiGRU", "controls/untrained_bigru", 3),
-        *lines_of(sources, "supervised", SUPERVISED, 3),
-    ]
+    lines = [*lines_of(sources, "trace_probe", REPRESENTATIONS), *control_lines(sources, 1)]
     task = {"control_task": "accuracy on random labels", "selectivity": "selectivity (W minus that)"}
     selective = measure_table(sources, lines, task, "Control task and selectivity")
     note = el(
@@ -136,12 +140,12 @@ def dimension(sources: Sources) -> Sequence[Part]:
         "traces_512": "traces to 512-d",
         "l0_512": "L0 to 512-d",
     }
-    lines = [*lines_of(sources, "dimension_control", labels), *control_lines(1)]
+    lines = lines_of(sources, "dimension_control", labels)
     if "dimension_control" not in sources.chosen:
         return []
     return [
-        accuracy_plot(sources, "plot-dimension", lines, "representation and dimension"),
-        measure_table(sources, lines, ACCURACIES, "Accuracy by dimension"),
+        accuracy_plot(sources, "plot-dimension", [*lines, *brief_control_lines(1)], "representation and dimension"),
+        measure_table(sources, [*lines, *control_lines(sources, 1)], ACCURACIES, "Accuracy by dimension"),
         measure_table(sources, lines, {"parameters": "parameters of the probe"}, "Parameters of the probe"),
     ]
 
@@ -202,9 +206,11 @@ def ablations(sources: Sources) -> Sequence[Part]:
     parts = lines_of(sources, "ablations", labels, 0, level_names)
     levels = [Line(f"traces of L{n[5:]}", f"ablations/{n}", 1) for n in level_names]
     return [
-        accuracy_plot(sources, "plot-ablations", [*parts, *control_lines(2)], "what is left of the network"),
+        accuracy_plot(sources, "plot-ablations", [*parts, *brief_control_lines(2)], "what is left of the network"),
         accuracy_plot(sources, "plot-levels", levels, "level of the hierarchy"),
-        measure_table(sources, [*parts, *levels, *control_lines(2)], ACCURACIES, "Accuracy by ablation and level"),
+        measure_table(
+            sources, [*parts, *levels, *control_lines(sources, 2)], ACCURACIES, "Accuracy by ablation and level"
+        ),
     ]
 
 
@@ -235,9 +241,9 @@ def rules(sources: Sources) -> Sequence[Part]:
         "plot-rules-pr", [x.label for x in shown], series, alt, x_title="participation ratio (1 = collapsed)", log=True
     )
     return [
-        accuracy_plot(sources, "plot-rules", [*lines, *control_lines(1)], "feed-forward rule"),
+        accuracy_plot(sources, "plot-rules", [*lines, *brief_control_lines(1)], "feed-forward rule"),
         ratio if shown else None,
-        measure_table(sources, [*lines, *control_lines(1)], ACCURACIES, "Accuracy by feed-forward rule"),
+        measure_table(sources, [*lines, *control_lines(sources, 1)], ACCURACIES, "Accuracy by feed-forward rule"),
         measure_table(sources, lines, spread, "Participation ratio and effective rank by feed-forward rule"),
     ]
 
@@ -256,6 +262,7 @@ def lag_decoding(sources: Sources) -> Sequence[Part]:
         lines = [
             Curve("linear probe", BLUE, "solid", "circle", points(trace)),
             Curve("peeling", VERMILION, "dash", "square", points(f"peel_{trace}")),
+            Curve("peeling, one code a word", GREEN, "dash", "diamond", points(f"peel_plain_{trace}")),
             Curve("peeling, one-hots", PURPLE, "dot", "triangle-up", points(f"peel_onehot_{trace}")),
             Curve("commonest word", GREY, "dashdot", "x", points("majority")),
         ]
@@ -269,6 +276,8 @@ def lag_decoding(sources: Sources) -> Sequence[Part]:
         "traces": "linear, both",
         "peel_fast": "peeling, fast",
         "peel_slow": "peeling, slow",
+        "peel_plain_fast": "peeling, one code a word, fast",
+        "peel_plain_slow": "peeling, one code a word, slow",
         "peel_onehot_fast": "peeling one-hots, fast",
         "peel_onehot_slow": "peeling one-hots, slow",
         "majority": "commonest word",
@@ -476,7 +485,7 @@ SECTIONS = (
         "Traces have twice the dimensions of the activation. Here Gaussian projections bring them down to as many, "
         "and to half as many.",
         "dimension_control/",
-        ("dimension_control", "controls"),
+        ("dimension_control", "controls", "supervised"),
         dimension,
     ),
     Section(
@@ -493,7 +502,7 @@ SECTIONS = (
         "Ablations and levels",
         "What is left when parts of the network are taken away, and what the traces of higher levels carry.",
         "ablations/",
-        ("ablations", "controls"),
+        ("ablations", "controls", "supervised"),
         ablations,
     ),
     Section(
@@ -501,7 +510,7 @@ SECTIONS = (
         "Learning the feed-forward weights",
         "Four Hebbian rules against frozen random weights. A participation ratio of 1 is a collapse to one dimension.",
         "feedforward_rules/",
-        ("feedforward_rules", "controls"),
+        ("feedforward_rules", "controls", "supervised"),
         rules,
     ),
     Section(
