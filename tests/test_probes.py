@@ -18,10 +18,12 @@ from ematrace.probes import (
     RidgeProbe,
     Scores,
     control_labels,
+    effective_rank,
     gaussian_projection,
     label_weights,
     newcombe_difference_interval,
     paired_difference_interval,
+    participation_ratio,
     score_roles,
     seed_interval,
     selectivity,
@@ -489,3 +491,115 @@ def test_scores_of_codes_and_pooled_scores(data):
         score_roles(["det"], ["det"], CLASSES)
     with pytest.raises(ValueError, match=r"lie in 0\.\.3"):
         score_roles([0], [4], CLASSES)
+
+
+# Relabelling, and how many dimensions vectors use
+
+COARSE = ("function", "content", "never")
+COARSE_OF = {"det": "function", "noun": "content", "verb": "content", "aux": "function"}
+
+
+def test_relabel_is_accumulation_under_the_coarse_labels(data):
+    X, codes = data
+    coarse = gram_of(X, codes).relabel(COARSE, COARSE_OF)
+    direct = GramMatrix(D, COARSE)
+    direct.update(X, [COARSE_OF[CLASSES[code]] for code in codes])
+    assert coarse.classes == COARSE
+    assert coarse.n == N
+    assert coarse.class_counts.tolist() == direct.class_counts.tolist()
+    np.testing.assert_array_equal(coarse.xtx, direct.xtx)
+    np.testing.assert_allclose(coarse.xty, direct.xty, rtol=1e-12, atol=1e-12)
+    np.testing.assert_allclose(coarse.solve(0.01, [3, 1, 7]).weights, direct.solve(0.01, [3, 1, 7]).weights, atol=1e-10)
+
+
+def test_relabel_shares_xtx_and_leaves_the_fine_statistics_alone(data):
+    gram = gram_of(*data)
+    before = gram.xtx.copy(), gram.xty.copy(), gram.class_counts.copy()
+    coarse = gram.relabel(COARSE, COARSE_OF)
+    coarse.solve()
+    assert np.shares_memory(coarse.xtx, gram.xtx)
+    assert not np.shares_memory(coarse.xty, gram.xty)
+    assert gram.classes == CLASSES
+    for now, then in zip((gram.xtx, gram.xty, gram.class_counts), before, strict=True):
+        np.testing.assert_array_equal(now, then)
+
+
+def test_updating_a_relabelled_matrix_leaves_the_fine_one_alone(data):
+    X, codes = data
+    gram = gram_of(X, codes)
+    before = gram.xtx.copy()
+    coarse = gram.relabel(COARSE, COARSE_OF)
+    try:
+        coarse.update(X, ["content"] * N)
+    except ValueError:  # refusing is as good, if it comes before anything has changed
+        assert coarse.n == N
+    np.testing.assert_array_equal(gram.xtx, before)
+
+
+def test_updating_the_fine_matrix_leaves_a_relabelled_one_as_it_was(data):
+    X, codes = data
+    gram = gram_of(X, codes)
+    coarse = gram.relabel(COARSE, COARSE_OF)
+    before = coarse.solve().weights
+    try:
+        gram.update(X, codes)
+    except ValueError:
+        assert gram.n == N
+    np.testing.assert_array_equal(coarse.solve().weights, before)
+
+
+@pytest.mark.parametrize(
+    ("classes", "name_of", "named"),
+    [
+        (("function",), COARSE_OF, "content"),
+        (COARSE, {"det": "function", "noun": "content", "verb": "content"}, "aux"),
+    ],
+)
+def test_relabel_names_the_label_that_has_no_place(data, classes, name_of, named):
+    with pytest.raises(ValueError, match=f"'{named}'"):
+        gram_of(*data).relabel(classes, name_of)
+
+
+def with_spectrum(values, rows=7, shift=0.0):
+    """Centred rows with these singular values, moved as a whole."""
+    rng = np.random.default_rng(8)
+    ones = np.ones((rows, 1))
+    U = np.linalg.qr(np.hstack([ones, rng.standard_normal((rows, len(values)))]))[0][:, 1:]  # orthogonal to 1: centred
+    V = np.linalg.qr(rng.standard_normal((len(values) + 2, len(values))))[0]
+    return U @ np.diag(values) @ V.T + shift
+
+
+@pytest.mark.parametrize("shift", [0.0, 50.0])
+def test_participation_ratio_by_hand(shift):
+    assert participation_ratio(with_spectrum([3.0], shift=shift)) == pytest.approx(1.0)
+    assert participation_ratio(with_spectrum([np.sqrt(2.0), 1.0], shift=shift)) == pytest.approx(9 / 5)
+    assert participation_ratio(with_spectrum([2.0] * 5, shift=shift)) == pytest.approx(5.0)
+
+
+def test_participation_ratio_of_a_line_a_ball_and_a_point():
+    rng = np.random.default_rng(9)
+    line = np.outer(rng.standard_normal(40), rng.standard_normal(6)) + 3.0
+    assert participation_ratio(line) == pytest.approx(1.0)
+    assert participation_ratio(rng.standard_normal((20_000, 6))) == pytest.approx(6.0, rel=0.01)
+    assert participation_ratio(np.full((5, 3), 7.0)) == 0.0
+
+
+@pytest.mark.parametrize("shift", [0.0, 50.0])
+def test_effective_rank_is_the_exponential_of_the_entropy(shift):
+    assert effective_rank(with_spectrum([5.0], shift=shift)) == pytest.approx(1.0, abs=1e-5)
+    assert effective_rank(with_spectrum([2.0] * 4, shift=shift)) == pytest.approx(4.0, abs=1e-5)
+    # shares 1/2, 1/4, 1/4 have an entropy of 1.5 bits
+    assert effective_rank(with_spectrum([2.0, 1.0, 1.0], shift=shift)) == pytest.approx(2**1.5, abs=1e-5)
+
+
+def test_effective_rank_of_a_point_is_zero():
+    assert effective_rank(np.full((5, 3), 7.0)) == 0.0
+
+
+@pytest.mark.parametrize("measure", [participation_ratio, effective_rank])
+def test_tall_and_wide_matrices_agree(measure):
+    """Zero columns change no singular value, but make a tall matrix wide."""
+    tall = np.random.default_rng(10).standard_normal((30, 8)) * np.arange(1, 9)
+    wide = np.hstack([tall, np.zeros((30, 40))])
+    assert measure(wide) == pytest.approx(measure(tall), rel=1e-9)
+    assert measure(tall.astype(np.float32)) == pytest.approx(measure(tall), rel=1e-5)

@@ -519,7 +519,7 @@ class TestWriting:
         def fail(*_: Any, **__: Any) -> int:
             raise OSError("disk full")
 
-        monkeypatch.setattr(Path, "write_text", fail)
+        monkeypatch.setattr("os.fsync", fail)
         with pytest.raises(OSError, match="disk full"):
             write_report(full, out)
         monkeypatch.undo()

@@ -11,6 +11,7 @@ from typing import Annotated, Literal
 
 import tyro
 from rich.console import Console
+from rich.text import Text
 
 console = Console()
 error_console = Console(stderr=True)
@@ -86,7 +87,7 @@ def main() -> None:
         error_console.print("\nstopped; finished experiments are kept, nothing else was written")
         raise SystemExit(130) from None
     except (ValueError, OSError) as error:
-        error_console.print(f"[red]error:[/] {error}", soft_wrap=True, markup=True, highlight=False)
+        error_console.print(Text.assemble(("error: ", "red"), str(error)), soft_wrap=True)
         raise SystemExit(2) from None
 
 
@@ -99,11 +100,14 @@ def reproduce(command: Reproduce) -> None:
         raise ValueError("--scale gpu: no experiment that is built so far has a GPU scale")
     if command.seeds is not None and command.seeds < 1:
         raise ValueError(f"--seeds is {command.seeds}; it must be at least 1")
+    if command.jobs is not None and command.jobs < 1:
+        raise ValueError(f"--jobs is {command.jobs}; it must be at least 1")
     from ematrace.experiments import runner
     from ematrace.experiments.workbench import Sizes
     from ematrace.report.progress import task_bars
 
     plans = runner.plan(runner.experiments_for(command.names), command.seeds, Sizes())
+    command.out.mkdir(parents=True, exist_ok=True)  # now, not after minutes of work
     tasks = {task: runner.EXPECTED_SECONDS.get(task.group, 60.0) for p in plans for task in p.tasks}
     with task_bars(tasks, console) as progress:
         runner.run(plans, command.out, jobs=command.jobs, progress=progress)

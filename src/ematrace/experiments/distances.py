@@ -43,7 +43,12 @@ def measure(bench: Workbench) -> Figures:
 
 
 def jl_epsilon(points: int, dimension: int) -> float:
-    """The ε for which the lemma guarantees (1 ± ε) in this dimension: 4 ln n / (ε²/2 − ε³/3) = d."""
+    """The ε for which the lemma guarantees (1 ± ε) in this dimension: 4 ln n / (ε²/2 − ε³/3) = d.
+
+    1 where the dimension is too small for any guarantee (d < 24 ln n).
+    """
+    if dimension <= 24 * np.log(points):
+        return 1.0
     return float(brentq(lambda e: 4 * np.log(points) - dimension * (e**2 / 2 - e**3 / 3), 1e-6, 1.0))
 
 

@@ -76,6 +76,7 @@ class GramMatrix:
         # Fortran order lets dsyrk add to the lower triangle in place; the upper is mirrored when needed.
         self._xtx: Floats = np.zeros((n_features, n_features), order="F")
         self._symmetric = True
+        self._shared = False
 
     @property
     def n(self) -> int:
@@ -110,6 +111,7 @@ class GramMatrix:
         for start in range(0, len(X), BLOCK_ROWS):
             if not np.isfinite(X[start : start + BLOCK_ROWS]).all():
                 raise ValueError("X holds NaN or infinite values")
+        self._own()
         for start in range(0, len(X), BLOCK_ROWS):
             block = _block(X, start)
             y = codes[start : start + len(block)]
@@ -123,18 +125,20 @@ class GramMatrix:
         """Add the statistics of rows that another Gram matrix has seen."""
         if self.n_features != other.n_features or self.classes != other.classes:
             raise ValueError("only Gram matrices of the same features and classes merge")
+        self._own()
         self._xtx += other._xtx
         self._xty += other._xty
         self.class_counts += other.class_counts
         self._symmetric = self._symmetric and other._symmetric
 
     def relabel(self, classes: Sequence[str], name_of: Mapping[str, str]) -> GramMatrix:
-        """The same rows under coarser labels: every class becomes ``name_of[class]``. XᵀX is shared, not copied."""
+        """The same rows under coarser labels: every class becomes ``name_of[class]``.
+
+        XᵀX is shared until either of the two is updated.
+        """
         self._mirror()
-        coarse = GramMatrix.__new__(GramMatrix)
-        coarse.__dict__.update(self.__dict__)
-        coarse.classes = tuple(classes)
-        coarse._code_of = {name: code for code, name in enumerate(coarse.classes)}
+        coarse = GramMatrix(1, classes)
+        coarse.n_features = self.n_features
         try:
             codes = np.array([coarse._code_of[name_of[name]] for name in self.classes])
         except KeyError as error:
@@ -142,7 +146,8 @@ class GramMatrix:
         coarse._xty = np.zeros((self.n_features, len(coarse.classes)))
         np.add.at(coarse._xty.T, codes, self._xty.T)
         coarse.class_counts = np.bincount(codes, self.class_counts, len(coarse.classes)).astype(np.int64)
-        coarse._xtx = _read_only(self._xtx)
+        coarse._xtx, coarse._symmetric = self._xtx, True
+        coarse._shared = self._shared = True
         return coarse
 
     def solve(
@@ -214,6 +219,11 @@ class GramMatrix:
         if len(np.unique(chosen)) != len(chosen):
             raise ValueError("columns must not repeat")
         return chosen.astype(np.intp)
+
+    def _own(self) -> None:
+        """Before XᵀX changes in place: take a copy if another matrix reads it, too."""
+        if self._shared:
+            self._xtx, self._shared = self._xtx.copy(order="F"), False
 
     def _mirror(self) -> None:
         if self._symmetric:

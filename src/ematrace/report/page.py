@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import uuid
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from importlib import metadata, resources
@@ -13,6 +12,7 @@ from string import Template
 
 from plotly.offline import get_plotlyjs
 
+from ematrace.files import write_atomically
 from ematrace.ledger import Check, Claim, LedgerRow, Share, Store, StoredResult
 from ematrace.report.markup import Child, Html, el, join
 from ematrace.report.plots import Plot
@@ -51,13 +51,7 @@ def write_report(
     text = render_report(Sources.read(store, claims), made)
     path = Path(out)
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
-    try:
-        temporary.write_text(text, encoding="utf-8")
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
-    return path
+    return write_atomically(path, text.encode())
 
 
 def render_report(sources: Sources, made: datetime | None = None) -> str:
