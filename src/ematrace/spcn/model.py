@@ -172,14 +172,17 @@ class SPCN(BaseEstimator, TransformerMixin):  # type: ignore[misc]
         self.weights_ = {side: self._initial_weights(side, learned.get(side)) for side in self.directions_}
         self.n_tokens_seen_ = 0
         for _ in range(self.epochs):
-            self.partial_fit(texts)
+            self._learn(texts)
         return self
 
     def partial_fit(self, sentences: Sentences, y: object = None) -> Self:
         """Go on learning W_fb, online, from where it is."""
         if not hasattr(self, "weights_"):
             return self.fit(sentences)
-        texts = [_words(s, i) for i, s in enumerate(sentences)]
+        self._learn([_words(s, i) for i, s in enumerate(sentences)])
+        return self
+
+    def _learn(self, texts: Sequence[Sequence[str]]) -> None:
         tokens, starts = self._encode(texts)
         if self.learn_feedback:
             nothing = np.zeros((0, 0), self.dtype)
@@ -189,7 +192,6 @@ class SPCN(BaseEstimator, TransformerMixin):  # type: ignore[misc]
                 lambda side, lo, hi: self._run(side, tokens, starts, nothing, columns, texts, learning=True),
             )
         self.n_tokens_seen_ += len(tokens)
-        return self
 
     def transform(self, sentences: Sentences) -> list[Floats]:
         """One array [T, d] per sentence, in the representation that the model was asked for."""
@@ -442,11 +444,11 @@ class SPCN(BaseEstimator, TransformerMixin):  # type: ignore[misc]
     def _initial_weights(self, side: str, learned_ff: list[Floats] | None = None) -> kernels.Weights:
         drawn_ff, drawn_lat = self._draw(side)
         levels, widest = len(self.widths), max(self.widths)
-        padded = np.zeros((levels, max(len(self.vocabulary_), widest), widest), self.dtype)
+        padded = (levels, max(len(self.vocabulary_), widest), widest)
         weights = kernels.Weights(
             widths=np.array(self.widths, np.int64),
-            ff=padded.copy(),
-            fb=padded.copy(),
+            ff=np.zeros(padded, self.dtype),
+            fb=np.zeros(padded, self.dtype),
             lat=np.zeros((levels, widest, widest), self.dtype),
             fb_scale=np.ones(levels, self.dtype),
             variance=np.ones((levels, widest), self.dtype),
