@@ -196,7 +196,7 @@ def test_threads_do_not_change_a_bit(sentences: list[list[str]], dtype: str) -> 
 @pytest.mark.parametrize("batch", [1, 3, 1000])
 def test_batches_do_not_change_a_bit(sentences: list[list[str]], batch: int) -> None:
     model = SPCN(widths=WIDTHS).fit(sentences)
-    parts = list(model.iter_encode(sentences, batch=batch))
+    parts = [(part, features.copy()) for part, features in model.iter_encode(sentences, batch=batch)]
     assert [s for part, _ in parts for s in sentences[part]] == sentences
     assert (np.concatenate([features for _, features in parts]) == model.encode(sentences)).all()
     one_by_one = np.concatenate([model.transform([s])[0] for s in sentences])

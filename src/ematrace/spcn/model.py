@@ -7,7 +7,7 @@ import numbers
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from itertools import pairwise
+from itertools import chain, pairwise, repeat
 from pathlib import Path
 from typing import Any, Self
 
@@ -241,14 +241,22 @@ class SPCN(BaseEstimator, TransformerMixin):  # type: ignore[misc]
         spans = zip(blocks, ends, strict=True)
         return np.concatenate([np.arange(end - self.widths[b.level], end) for b, end in spans if b in wanted])
 
-    def encode(self, sentences: Sentences, representation: str | None = None) -> Floats:
-        """Features [tokens, d] of all sentences in one array."""
+    def encode(self, sentences: Sentences, representation: str | None = None, *, out: Floats | None = None) -> Floats:
+        """Features [tokens, d] of all sentences in one array: in the first rows of `out` if that is given."""
         if not hasattr(self, "weights_"):
             raise NotFittedError("SPCN is not fitted: call fit first")
         texts = [_words(s, i) for i, s in enumerate(sentences)]
         tokens, starts = self._encode(texts)
         blocks = self.blocks(representation)
-        out = np.empty((len(tokens), sum(self.widths[b.level] for b in blocks)), self.dtype)
+        width = sum(self.widths[b.level] for b in blocks)
+        if out is None:
+            out = np.empty((len(tokens), width), self.dtype)
+        elif len(out) < len(tokens) or out.shape[1] != width or out.dtype != self.dtype:
+            raise ValueError(
+                f"SPCN.encode: out is {out.dtype}{list(out.shape)}, {self.dtype}[{len(tokens)}, {width}] is needed"
+            )
+        else:
+            out = out[: len(tokens)]
         columns = {side: np.full((len(self.widths), len(KINDS)), -1) for side in self.directions_}
         column = 0
         for block in blocks:
@@ -268,11 +276,16 @@ class SPCN(BaseEstimator, TransformerMixin):  # type: ignore[misc]
     def iter_encode(
         self, sentences: Sentences, representation: str | None = None, batch: int = 128
     ) -> Iterator[tuple[slice, Floats]]:
-        """(slice of sentences, features) batch by batch, so that no feature matrix is ever held whole."""
+        """(slice of sentences, features) batch by batch, so that no feature matrix is ever held whole.
+
+        The next batch overwrites the features of the last: fresh memory would cost half as much as computing them.
+        """
         size = batch if self.reset == "sentence" else max(len(sentences), 1)
-        for start in range(0, len(sentences), size):
-            part = slice(start, min(start + size, len(sentences)))
-            yield part, self.encode(sentences[part], representation)
+        parts = [slice(at, min(at + size, len(sentences))) for at in range(0, len(sentences), size)]
+        tokens = max((sum(len(_words(s, 0)) for s in sentences[part]) for part in parts), default=0)
+        out = np.empty((tokens, sum(self.widths[b.level] for b in self.blocks(representation))), self.dtype)
+        for part in parts:
+            yield part, self.encode(sentences[part], representation, out=out)
 
     # ------------------------------------------------------------------ weights
 
@@ -462,7 +475,7 @@ class SPCN(BaseEstimator, TransformerMixin):  # type: ignore[misc]
     def _encode(self, texts: Sequence[Sequence[str]]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         """Word numbers of all sentences, and where each sentence starts."""
         index = self.vocabulary_
-        tokens = np.fromiter((index.get(word, -1) for text in texts for word in text), np.int64)
+        tokens = np.fromiter(map(index.get, chain.from_iterable(texts), repeat(-1)), np.int64)
         starts = np.concatenate([[0], np.cumsum([len(text) for text in texts], dtype=np.int64)]).astype(np.int64)
         if self.unknown_words == "error" and tokens.size and tokens.min() < 0:
             t = int(np.argmax(tokens < 0))
@@ -478,6 +491,9 @@ class SPCN(BaseEstimator, TransformerMixin):  # type: ignore[misc]
 def _words(sentence: Any, number: int) -> Sequence[str]:
     """The words of a sentence, which is a sequence of strings or has `.words`."""
     words = getattr(sentence, "words", sentence)
+    plain = isinstance(words, tuple | list) and set(map(type, words)) <= {str}  # the usual case, quickly
+    if plain:
+        return words  # type: ignore[no-any-return]
     if isinstance(words, str) or not isinstance(words, Sequence) or not all(isinstance(w, str) for w in words):
         raise TypeError(f"SPCN: sentence {number} is not a sequence of words (got {type(sentence).__name__})")
     return words
