@@ -33,7 +33,7 @@ from ematrace.spcn.reference import ReferenceHierarchy  # noqa: E402
 
 SENTENCES = 5000
 PLASTIC_SENTENCES = 60  # reservoirpy's Hebbian fit is too slow for all of them; its rate per step does not depend on it
-REPETITIONS = 7
+REPETITIONS = 15
 
 
 def main() -> None:
@@ -100,8 +100,10 @@ def main() -> None:
             print(f"\r{name:28s} {repetition + 1}/{REPETITIONS}", end="", flush=True)
     print("\r" + " " * 50)
 
-    def ratio(over: str, under: str) -> float:
-        return statistics.median(a / b for a, b in zip(rates[over], rates[under], strict=True))
+    def ratio(over: str, under: str) -> dict[str, float]:
+        """Within each repetition; the spread says how far one run can be trusted on a shared machine."""
+        values = [a / b for a, b in zip(rates[over], rates[under], strict=True)]
+        return {"median": statistics.median(values), "min": min(values), "max": max(values)}
 
     micro = {name: 1e6 / statistics.median(values) for name, values in rates.items()}
     top_k = 1e6 * top_k_seconds_per_token(frozen)
@@ -123,8 +125,8 @@ def main() -> None:
         "two_cores_over_one": ratio("spcn_encode_2_cores", "spcn_encode_1_core"),
     }
     print()
-    for name, value in ratios.items():
-        print(f"{name:40s} {value:7.2f}x")
+    for name, spread in ratios.items():
+        print(f"{name:40s} {spread['median']:7.2f}x   ({spread['min']:.2f} to {spread['max']:.2f})")
     provenance = collect_provenance(0.0)
     record = {
         "benchmark": "spcn",
