@@ -1,0 +1,126 @@
+"""Cross-entropy of a linear head without ever holding all logits.
+
+The vocabulary makes the logits the largest tensor of a language model: 56 x 2048 tokens x 50,257 words are 11.5 GB in
+bfloat16 and twice that in float32, and autograd would keep several. Here a slice of rows goes through the head at a
+time; its loss and, when somebody will ask for it, its gradient are taken at once, so nothing is recomputed backward.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+LOGITS_PER_SLICE = 2**28
+"""Logits held at a time: 512 MB in bfloat16. Smaller slices make the products of the head inefficient."""
+
+
+def linear_cross_entropy(
+    hidden: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    ignore_index: int = -100,
+    reduction: Literal["mean", "sum"] = "mean",
+) -> Tensor:
+    """Cross-entropy of softmax(hidden @ weight.T) against targets, in nats: a float32 scalar (float64 for float64).
+
+    hidden [..., D], weight [V, D], targets [...] with the same leading shape. Under autocast the products run in its
+    dtype while the gradient of the weight is still summed in float32. With no target left after `ignore_index` the mean
+    is 0, not NaN.
+
+    >>> linear_cross_entropy(torch.zeros(1, 2), torch.ones(4, 2), torch.tensor([3]))  # ln 4
+    tensor(1.3863)
+    """
+    if hidden.shape[:-1] != targets.shape:
+        raise ValueError(f"hidden {tuple(hidden.shape)} and targets {tuple(targets.shape)} disagree")
+    if weight.ndim != 2 or weight.shape[1] != hidden.shape[-1]:
+        raise ValueError(f"hidden {tuple(hidden.shape)} and weight {tuple(weight.shape)} disagree")
+    if reduction not in ("mean", "sum"):
+        raise ValueError(f"reduction must be 'mean' or 'sum', got {reduction!r}")
+    device = hidden.device.type
+    if torch.is_autocast_enabled(device):
+        hidden = hidden.to(torch.get_autocast_dtype(device))
+    targets = targets.reshape(-1)
+    needs_gradient = torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad)
+    with torch.autocast(device, enabled=False):
+        loss: Tensor = _loss_and_gradients(
+            hidden.reshape(-1, hidden.shape[-1]), weight, targets, ignore_index, needs_gradient
+        )[0]
+        return loss if reduction == "sum" else loss / (targets != ignore_index).sum().clamp(min=1)
+
+
+@torch.library.custom_op("ematrace::linear_cross_entropy", mutates_args=())
+def _loss_and_gradients(
+    hidden: Tensor, weight: Tensor, targets: Tensor, ignore_index: int, needs_gradient: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The summed loss and its gradients with respect to hidden and weight (empty when nobody needs them)."""
+    exact = torch.float64 if hidden.dtype == torch.float64 else torch.float32
+    vocabulary = weight.shape[0]
+    # A head whose width is a multiple of 64 keeps the products on the fast path; the added columns are never read.
+    head = F.pad(weight.to(hidden.dtype), (0, 0, 0, -vocabulary % 64)) if hidden.is_cuda else weight.to(hidden.dtype)
+    rows = max(1, LOGITS_PER_SLICE // head.shape[0])
+    loss = hidden.new_zeros((), dtype=exact)
+    grad_hidden = torch.empty_like(hidden if needs_gradient else hidden[:0])
+    grad_head = torch.zeros_like(head if needs_gradient else head[:0], dtype=exact)
+    for start in range(0, len(hidden), rows):
+        part = slice(start, start + rows)
+        logits = hidden[part] @ head.T
+        part_loss, grad_logits = _softmax_loss(logits, targets[part], vocabulary, ignore_index, needs_gradient)
+        loss += part_loss
+        if needs_gradient:
+            grad_hidden[part] = grad_logits @ head
+            grad_head += _product_in(exact, grad_logits.T, hidden[part])
+    return loss, grad_hidden, grad_head[:vocabulary].to(weight.dtype, copy=True)
+
+
+def _softmax_loss(
+    logits: Tensor, targets: Tensor, vocabulary: int, ignore_index: int, needs_gradient: bool
+) -> tuple[Tensor, Tensor]:
+    """Summed loss and its gradient softmax(logits) - onehot(target); rows with an ignored target are zero."""
+    if logits.is_cuda and logits.dtype != torch.float64:
+        try:
+            from ematrace.ops.cross_entropy_triton import softmax_loss
+        except ImportError:
+            pass
+        else:
+            return softmax_loss(logits, targets, vocabulary, ignore_index, needs_gradient)
+    exact = logits[:, :vocabulary].to(torch.float64 if logits.dtype == torch.float64 else torch.float32)
+    counted = targets != ignore_index
+    target = torch.where(counted, targets, 0).unsqueeze(1)
+    log_sum = exact.logsumexp(-1, keepdim=True)
+    loss = torch.where(counted, (log_sum - exact.gather(1, target)).squeeze(1), 0.0).sum()
+    if not needs_gradient:
+        return loss, logits
+    grad = (exact - log_sum).exp_().scatter_add_(1, target, -torch.ones_like(log_sum))
+    grad = (grad * counted.unsqueeze(1)).to(logits.dtype)
+    return loss, F.pad(grad, (0, logits.shape[1] - vocabulary))
+
+
+def _product_in(dtype: torch.dtype, a: Tensor, b: Tensor) -> Tensor:
+    """a @ b summed and returned in `dtype` whatever the inputs' is."""
+    if a.dtype == dtype:
+        return a @ b
+    return torch.mm(a, b, out_dtype=dtype) if a.is_cuda else a.to(dtype) @ b.to(dtype)
+
+
+@_loss_and_gradients.register_fake
+def _(
+    hidden: Tensor, weight: Tensor, targets: Tensor, ignore_index: int, needs_gradient: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    exact = torch.float64 if hidden.dtype == torch.float64 else torch.float32
+    empty = slice(None) if needs_gradient else slice(0)
+    return hidden.new_empty((), dtype=exact), torch.empty_like(hidden[empty]), torch.empty_like(weight[empty])
+
+
+def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
+    ctx.save_for_backward(*output[1:])
+
+
+def _backward(ctx: Any, grad: Tensor, *_: Tensor | None) -> tuple[Tensor | None, Tensor | None, None, None, None]:
+    grad_hidden, grad_weight = ctx.saved_tensors
+    return (grad * grad_hidden).to(grad_hidden.dtype), (grad * grad_weight).to(grad_weight.dtype), None, None, None
+
+
+_loss_and_gradients.register_autograd(_backward, setup_context=_setup_context)

@@ -1,0 +1,13 @@
+"""SPEN: a language model whose only context is traces of exponential moving averages."""
+
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
+
+from ematrace.spen.cache import SpenCache
+from ematrace.spen.configuration import SpenConfig
+from ematrace.spen.modeling import SpenForCausalLM, SpenModel
+
+__all__ = ["SpenCache", "SpenConfig", "SpenForCausalLM", "SpenModel"]
+
+AutoConfig.register("spen", SpenConfig, exist_ok=True)
+AutoModel.register(SpenConfig, SpenModel, exist_ok=True)
+AutoModelForCausalLM.register(SpenConfig, SpenForCausalLM, exist_ok=True)

@@ -1,0 +1,68 @@
+"""One SPEN block (Algorithm 1 of the paper)."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+from ematrace.ops import gelu_topk
+from ematrace.spen.cache import BlockState
+from ematrace.spen.configuration import SpenConfig
+from ematrace.spen.predictors import build_predictor
+from ematrace.traces import ema_traces
+
+
+class SpenBlock(GradientCheckpointingLayer):
+    """Traces of the input and the error of its prediction, mixed into a context for a sparse feed-forward layer."""
+
+    def __init__(self, config: SpenConfig) -> None:
+        super().__init__()
+        self.config = config
+        d = config.d_model
+        self.predictor = build_predictor(config)
+        self.W_h = nn.Linear(len(config.alphas) * d, d, bias=False)  # W_f, W_m and W_s side by side
+        self.W_e = nn.Linear(d, d, bias=False)
+        self.norm = nn.LayerNorm(d, eps=config.layer_norm_epsilon)
+        self.W_up = nn.Linear(d, config.d_ff, bias=False)
+        self.W_down = nn.Linear(config.d_ff, d, bias=False)
+
+    def forward(
+        self, x: Tensor, state: BlockState, mask: Tensor | None = None, cu_seqlens: Tensor | None = None
+    ) -> tuple[Tensor, BlockState, Tensor | None]:
+        """x [B, T, D] to x' [B, T, D], the state after it, and the load-balance loss (training only).
+
+        Padding (mask False) lies before a row's first token: its input is 0, so the traces are still 0 when it begins.
+        """
+        if mask is not None:
+            x = x * mask.unsqueeze(-1)
+        traces, trace_state = ema_traces(x, self.config.alphas, state.traces, cu_seqlens)
+        x_hat, past = self.predictor(x, traces, state.predictor, mask, cu_seqlens)
+        x_next, z = self.respond(x, traces, x_hat)
+        balance = self.training and self.config.ffn == "topk" and self.config.load_balance > 0
+        return x_next, BlockState(trace_state, past), load_balance_loss(z) if balance else None
+
+    def respond(self, x: Tensor, traces: Tensor, x_hat: Tensor) -> tuple[Tensor, Tensor]:
+        """Alg. 1, lines 3 to 7: x' and the feed-forward units z."""
+        e = x - x_hat
+        h = traces.permute(1, 2, 0, 3).flatten(-2)
+        c = x + self.W_h(h) + self.W_e(e)
+        u = self.W_up(self.norm(c))
+        z = F.gelu(u) if self.config.ffn == "dense" else gelu_topk(u, self.config.k, self.config.topk_grad)
+        return (x if self.config.residual == "ffn" else c) + self.W_down(z), z
+
+
+def load_balance_loss(z: Tensor) -> Tensor:
+    """d_ff sum_i f_i P_i: f_i the share of unit i among all kept units, P_i its share of their summed activation.
+
+    The form of the Switch transformer, with the activation in the place of a router's probability: 1 when all units are
+    used alike, d_ff / k when the same k units always are. The counts f carry no gradient, the activations do.
+    """
+    z = z.flatten(0, -2)
+    with torch.autocast(z.device.type, enabled=False):
+        kept = (z != 0).sum(0, dtype=torch.float32)
+        activation = z.sum(0, dtype=torch.float32 if z.dtype != torch.float64 else None).clamp(min=0)
+        f = kept / kept.sum().clamp(min=1)
+        P = activation / activation.sum().clamp(min=1e-12)
+        return z.shape[-1] * (f * P).sum()
