@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import numpy as np
+import torch
 from scipy.optimize import brentq
 from scipy.spatial.distance import pdist
 from scipy.stats import spearmanr
 
 from ematrace.experiments.base import Experiment
 from ematrace.experiments.workbench import Figures, Floats, Workbench
-from ematrace.traces import ema
+from ematrace.traces import ema_traces
 
 CONTEXTS = 1000
 
@@ -23,8 +24,11 @@ def measure(bench: Workbench) -> Figures:
     W, k = np.asarray(model.W_ff()[0], np.float64), model.ks_[0]
     one_hot = np.eye(len(bench.vocabulary))
     index = {word: i for i, word in enumerate(bench.vocabulary)}
-    contexts = [ema(one_hot[[index[w] for w in s.words]], float(model.alpha_fast[0])) for s in bench.within]
-    distinct = np.unique(np.concatenate(contexts), axis=0)
+    words = torch.from_numpy(one_hot[[index[w] for s in bench.within for w in s.words]])
+    starts = torch.tensor(np.cumsum([0, *(len(s.words) for s in bench.within)]))
+    # The loop gives equal contexts equal bits wherever they stand, so that `unique` sees them as one.
+    contexts, _ = ema_traces(words.unsqueeze(0), float(model.alpha_fast[0]), cu_seqlens=starts, backend="reference")
+    distinct = np.unique(contexts[0, 0].numpy(), axis=0)
     chosen = np.random.default_rng(bench.seed).permutation(len(distinct))[:CONTEXTS]
     figures: Figures = {}
     for name, points in (("words", one_hot), ("contexts", distinct[chosen])):

@@ -7,13 +7,14 @@ from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from scipy import sparse
 
 from ematrace.experiments.base import Experiment
 from ematrace.experiments.workbench import LAMBDA, Figures, Floats, Workbench, words_of
 from ematrace.grammar import Sentence
 from ematrace.probes import GramMatrix, PeelingDecoder, lagged_words
-from ematrace.traces import ema
+from ematrace.traces import ema_traces
 
 Mask = npt.NDArray[np.bool_] | slice
 Labels = Sequence[str] | npt.NDArray[np.str_]
@@ -68,14 +69,17 @@ def peeled(bench: Workbench, activation: Floats) -> Figures:
     codebooks = {"peel": (model, mean_codes(bench, activation)), "peel_plain": (plain, one_code)}
     sentences = bench.within[:PEELED_SENTENCES]
     one_hot = np.eye(len(vocabulary), dtype=np.float32)
+    inputs = torch.from_numpy(one_hot[[index[w] for s in sentences for w in s.words]])
+    starts = torch.tensor(np.cumsum([0, *(len(s.words) for s in sentences)]))
     fast = float(model.alpha_fast[0])
     figures: Figures = {}
     for rate, alpha in (("fast", fast), ("slow", fast * model.slow_ratio)):
         for name, (network, codes) in codebooks.items():
             traces = network.encode(sentences, PARTS[rate])
             figures |= _by_lag(f"{name}_{rate}", PeelingDecoder(alpha, codes), traces, sentences, index)
-        words = np.concatenate([ema(one_hot[[index[w] for w in s.words]], alpha) for s in sentences])
-        figures |= _by_lag(f"peel_onehot_{rate}", PeelingDecoder(alpha, one_hot), words, sentences, index)
+        words, _ = ema_traces(inputs.unsqueeze(0), alpha, cu_seqlens=starts, backend="reference")
+        decoder = PeelingDecoder(alpha, one_hot)
+        figures |= _by_lag(f"peel_onehot_{rate}", decoder, words[0, 0].numpy(), sentences, index)
     return figures
 
 
