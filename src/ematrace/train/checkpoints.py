@@ -1,0 +1,197 @@
+"""Checkpoint folders: written whole or not at all, verified before they are believed, and never a pickle.
+
+`checkpoints/step-00000100/` holds the model as `save_pretrained` writes it (so `from_pretrained` reads the folder), the
+optimiser's tensors, `state.json`, and last of all `manifest.json` with the size and SHA-256 of every other file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+import uuid
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+MANIFEST = "manifest.json"
+STATE = "state.json"
+OPTIMISER = "optimizer.safetensors"
+_NAME = re.compile(r"step-(\d{8,})")
+_PART = ".part"
+
+
+class DamagedCheckpoint(ValueError):
+    """A checkpoint that is not what was written; the message names the file."""
+
+
+def checkpoint_name(step: int) -> str:
+    return f"step-{step:08d}"
+
+
+def step_of(folder: Path) -> int:
+    match = _NAME.fullmatch(folder.name)
+    if match is None:
+        raise ValueError(f"{folder}: not the name of a checkpoint (step-00000100)")
+    return int(match.group(1))
+
+
+def write_folder(target: Path, fill: Callable[[Path], None]) -> Path:
+    """Let `fill` write files into a fresh sibling, list them in a manifest, and only then move it to `target`.
+
+    Whatever happens on the way, a crash or a full disk, what was there before stays as it was.
+    """
+    target.parent.mkdir(parents=True, exist_ok=True)
+    temporary = target.with_name(f".{target.name}.{uuid.uuid4().hex}{_PART}")
+    try:
+        temporary.mkdir()
+        fill(temporary)
+        entries = {str(p.relative_to(temporary)): _entry(p) for p in sorted(temporary.rglob("*")) if p.is_file()}
+        _write_synced(temporary / MANIFEST, json.dumps({"files": entries}, indent=1).encode())
+        _sync(temporary)
+        _move_into_place(temporary, target)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    return target
+
+
+def _move_into_place(temporary: Path, target: Path) -> None:
+    old = None
+    if target.exists():  # a folder cannot be renamed onto another, unlike a file
+        old = target.with_name(f".{target.name}.{uuid.uuid4().hex}{_PART}")
+        target.rename(old)
+    temporary.rename(target)
+    _sync(target.parent)
+    if old is not None:
+        shutil.rmtree(old, ignore_errors=True)
+
+
+def _entry(path: Path) -> dict[str, Any]:
+    _sync(path)
+    with path.open("rb") as file:
+        return {"bytes": path.stat().st_size, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
+
+
+def _write_synced(path: Path, content: bytes) -> None:
+    with path.open("xb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def verify(folder: Path) -> None:
+    """Every file that the manifest lists is there, with its size and its SHA-256; else `DamagedCheckpoint`."""
+    manifest = folder / MANIFEST
+    try:
+        files = json.loads(manifest.read_text(encoding="utf-8"))["files"]
+        listed = {str(name): (int(e["bytes"]), str(e["sha256"])) for name, e in files.items()}
+    except OSError as error:
+        raise DamagedCheckpoint(f"{manifest}: {error.strerror or error}") from error
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise DamagedCheckpoint(f"{manifest}: not a manifest of files") from error
+    if STATE not in listed or OPTIMISER not in listed:
+        raise DamagedCheckpoint(f"{manifest}: field 'files': lists no {STATE if STATE not in listed else OPTIMISER}")
+    for name, (size, digest) in listed.items():
+        path = folder / name
+        if not path.is_file():
+            raise DamagedCheckpoint(f"{path}: missing")
+        if path.stat().st_size != size:
+            raise DamagedCheckpoint(f"{path}: {path.stat().st_size} bytes, but {size} were written")
+        with path.open("rb") as file:
+            if hashlib.file_digest(file, "sha256").hexdigest() != digest:
+                raise DamagedCheckpoint(f"{path}: its SHA-256 is not the one in {MANIFEST}")
+
+
+def list_checkpoints(folder: Path) -> list[Path]:
+    """Oldest first; half-written ones have other names."""
+    if not folder.is_dir():
+        return []
+    return sorted((p for p in folder.iterdir() if _NAME.fullmatch(p.name)), key=step_of)
+
+
+def newest_whole(folder: Path, warn: Callable[[str], None]) -> Path | None:
+    """The newest checkpoint that verifies; each one refused on the way is named. None where none was ever written."""
+    refused = []
+    for checkpoint in reversed(list_checkpoints(folder)):
+        try:
+            verify(checkpoint)
+        except DamagedCheckpoint as error:
+            refused.append(str(error))
+            warn(f"checkpoint refused: {error}")
+            continue
+        return checkpoint
+    if refused:
+        raise DamagedCheckpoint(f"{folder}: no whole checkpoint to resume from ({'; '.join(refused)})")
+    return None
+
+
+def prune(folder: Path, *, step: int, keep: int | None = None) -> None:
+    """Remove what lies past `step`, where the run stands now, and of the rest all but the newest `keep`."""
+    present = list_checkpoints(folder)
+    past = [checkpoint for checkpoint in present if step_of(checkpoint) > step]
+    reached = present[: len(present) - len(past)]
+    for checkpoint in past + ([] if keep is None else reached[:-keep]):
+        # Renamed first: a folder that is half removed must not look like a checkpoint.
+        doomed = checkpoint.with_name(f".{checkpoint.name}.{uuid.uuid4().hex}{_PART}")
+        checkpoint.rename(doomed)
+        shutil.rmtree(doomed, ignore_errors=True)
+
+
+def remove_parts(folder: Path) -> None:
+    """What a killed process was in the middle of writing or removing."""
+    if folder.is_dir():
+        for part in folder.glob(f".*{_PART}"):
+            shutil.rmtree(part, ignore_errors=True)
+
+
+def write_state(folder: Path, state: Mapping[str, Any]) -> None:
+    (folder / STATE).write_text(json.dumps(state, indent=1, allow_nan=False), encoding="utf-8")
+
+
+def read_state(folder: Path) -> dict[str, Any]:
+    try:
+        state = json.loads((folder / STATE).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise DamagedCheckpoint(f"{folder / STATE}: {error.strerror or error}") from error
+    except ValueError as error:
+        raise DamagedCheckpoint(f"{folder / STATE}: not JSON") from error
+    if not isinstance(state, dict) or not isinstance(state.get("step"), int):
+        raise DamagedCheckpoint(f"{folder / STATE}: field 'step': missing")
+    return state
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    try:
+        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path)
+    except Exception as error:
+        raise _as_os_error(error, path) from error
+
+
+def read_tensors(paths: list[Path]) -> dict[str, Tensor]:
+    tensors: dict[str, Tensor] = {}
+    for path in paths:
+        try:
+            with safe_open(path, framework="pt", device="cpu") as file:
+                tensors |= {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  not a mapping
+        except Exception as error:
+            raise DamagedCheckpoint(f"{path}: {error}") from error
+    return tensors
+
+
+def _as_os_error(error: Exception, path: Path) -> Exception:
+    """safetensors reports a full disk with an error of its own class."""
+    return OSError(f"{path}: not written: {' '.join(str(error).split())}") if not isinstance(error, OSError) else error

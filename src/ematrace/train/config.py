@@ -1,0 +1,198 @@
+"""What a training run is told, and what its preset decides where nothing was said."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+Precision = Literal["float32", "bfloat16"]
+Parallel = Literal["ddp", "fsdp"]
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """Train a language model: one process, or several under torchrun, with the same batches either way.
+
+    Fields that are None take the preset's value; the 130M presets follow the paper, the small ones suit a laptop.
+    """
+
+    preset: str
+    """spen-130m, spen-7m, spen-tiny, or a transformer of the same size: gpt2-130m, gpt2-7m, gpt2-tiny."""
+    data: str
+    """Training text: `builtin`, a path or glob (.txt, .jsonl, also .xz/.gz/.zst; .conllu), or hf:NAME[/CONFIG]."""
+    out: Path
+    """Folder of the run: checkpoints, metrics.jsonl, summary.json and, at the end, model/."""
+    validation: str | None = None
+    """Validation text; None splits documents off the training text, by a hash of their names."""
+    tokenizer: str | None = None
+    """`gpt2`, a folder or a file; None trains a byte-level BPE for `builtin` and takes gpt2 for everything else."""
+    vocab_size: int = 4096
+    """Entries of a BPE that is trained on the spot."""
+    overrides: tuple[str, ...] = ()
+    """Fields of the model's configuration, as field=value: `k=64 ffn=dense`."""
+    tokens: int | None = None
+    """Tokens to train on; the run has tokens // (sequences * length) steps."""
+    sequences: int | None = None
+    """Sequences in a step, over all processes."""
+    length: int | None = None
+    """Tokens in a sequence."""
+    micro_batch: int | None = None
+    """Sequences in a forward pass; None takes the largest divisor of `sequences` up to the preset's.
+
+    It fixes which sequences share a load-balance loss, so it does not depend on the number of processes."""
+    lr: float | None = None
+    """Peak learning rate."""
+    final_lr: float | None = None
+    """Learning rate of the last step."""
+    warmup: int | None = None
+    """Steps of linear warm-up; at most a tenth of the run."""
+    betas: tuple[float, float] = (0.9, 0.95)
+    """Decay rates of AdamW's two averages."""
+    weight_decay: float = 0.1
+    """Decay of weight matrices and embeddings; norms and biases have none."""
+    clip: float = 1.0
+    """Largest gradient norm."""
+    seed: int = 0
+    """Draws the first weights and the order of the sequences."""
+    precision: Precision | None = None
+    """bfloat16 is autocast over float32 weights; None is bfloat16 on a GPU and float32 elsewhere."""
+    compile: bool | None = None
+    """torch.compile; None compiles on a GPU, unless state is reset at documents."""
+    device: str = "auto"
+    """cpu, cuda or cuda:N; auto is a GPU where there is one."""
+    parallel: Parallel = "ddp"
+    """How several processes share the work: ddp copies the model, fsdp splits it."""
+    reset_at_documents: bool = False
+    """Start every document from an empty state instead of carrying the last one's over."""
+    checkpoint_every: int | None = None
+    """Steps between checkpoints; the last step has one in any case."""
+    keep: int = 2
+    """Newest checkpoints kept; with more than one, a damaged checkpoint leaves another to resume from."""
+    resume: str = "never"
+    """never refuses a folder with a run in it; auto goes on from its newest whole checkpoint; or a checkpoint's folder."""
+    validate_every: int | None = None
+    """Steps between validations; the last step has one in any case."""
+    validation_sequences: int | None = None
+    """Sequences in a validation, always the same ones."""
+    log_every: int = 1
+    """Steps between lines in metrics.jsonl."""
+    tensorboard: bool = False
+    """Write TensorBoard files to the run's folder as well."""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What a preset decides unless the configuration says otherwise; names as in `TrainConfig`."""
+
+    tokens: int
+    sequences: int
+    length: int
+    micro_batch: int
+    lr: float
+    final_lr: float
+    warmup: int
+    checkpoint_every: int
+    validate_every: int
+    validation_sequences: int
+
+    @property
+    def tokens_per_step(self) -> int:
+        return self.sequences * self.length
+
+    @property
+    def steps(self) -> int:
+        return self.tokens // self.tokens_per_step
+
+
+RECIPES: Mapping[str, Recipe] = {
+    # Appendix "SPEN": 17,438 steps of 224 x 2048 in 4 accumulated batches of 56, 6e-4 to 6e-5, 1,000 steps of warm-up.
+    "130m": Recipe(8_000_000_000, 224, 2048, 56, 6e-4, 6e-5, 1000, 250, 250, 112),
+    "7m": Recipe(20_000_000, 32, 512, 8, 1e-3, 1e-4, 100, 100, 100, 64),
+    "tiny": Recipe(1_000_000, 16, 256, 8, 3e-3, 3e-4, 20, 50, 50, 32),
+}
+FAMILIES = ("spen", "gpt2")
+PRESETS = tuple(f"{family}-{size}" for family in FAMILIES for size in RECIPES)
+
+# A checkpoint continues one run: whatever decides its loss curve must be what it was. `tokens` belongs here because
+# the cosine ends with it. Where the run computes, and what it writes down, may change.
+FIXED_FIELDS = (
+    *("preset", "overrides", "data", "validation", "tokenizer", "vocab_size", "tokens", "sequences", "length", "lr"),
+    *("final_lr", "warmup", "betas", "weight_decay", "clip", "seed", "precision", "reset_at_documents"),
+)
+
+
+def defaults_for(preset: str) -> Recipe:
+    """The settings a preset is trained with when no others are given."""
+    if preset not in PRESETS:
+        raise ValueError(f"preset is {preset!r}; it must be one of {', '.join(PRESETS)}")
+    return RECIPES[preset.split("-", 1)[1]]
+
+
+def resolve_recipe(config: TrainConfig) -> Recipe:
+    """The preset's settings with those of the configuration in their place, checked; a short run warms up briefly."""
+    defaults = defaults_for(config.preset)
+    values = asdict(defaults)
+    values |= {name: getattr(config, name) for name in values if getattr(config, name) is not None}
+    for name, value in values.items():
+        least = 0 if name in ("final_lr", "warmup") else 1 if isinstance(value, int) else 1e-300
+        if not value >= least:  # also catches NaN
+            raise ValueError(f"{name} is {value}; it must be {'at least 1' if least == 1 else 'positive'}")
+    if config.micro_batch is None:
+        # The same number of tokens in a forward pass, whatever the length.
+        most = max(1, defaults.micro_batch * defaults.length // values["length"])
+        values["micro_batch"] = _largest_divisor(values["sequences"], most)
+    elif values["sequences"] % config.micro_batch:
+        raise ValueError(f"micro_batch is {config.micro_batch}; it must divide sequences = {values['sequences']}")
+    if config.final_lr is None:
+        values["final_lr"] = values["lr"] * defaults.final_lr / defaults.lr
+    if values["final_lr"] > values["lr"]:
+        raise ValueError(f"final_lr is {values['final_lr']}; it must not exceed lr = {values['lr']}")
+    recipe = Recipe(**values)
+    if recipe.steps < 1:
+        step = f"{recipe.sequences} x {recipe.length} = {recipe.tokens_per_step}"
+        raise ValueError(f"tokens is {recipe.tokens}; one step alone takes {step}")
+    return Recipe(**values | {"warmup": min(recipe.warmup, recipe.steps // 10)})
+
+
+def check_config(config: TrainConfig) -> None:
+    """The fields that no preset decides."""
+    for name, kind in (("precision", Precision), ("parallel", Parallel)):
+        value = getattr(config, name)
+        if value not in get_args(kind) and not (name == "precision" and value is None):
+            raise ValueError(f"{name} is {value!r}; it must be one of {', '.join(get_args(kind))}")
+    if len(config.betas) != 2 or not all(0.0 <= beta < 1.0 for beta in config.betas):
+        raise ValueError(f"betas is {config.betas}; it must be two numbers in [0, 1)")
+    for name, least in (("keep", 1), ("log_every", 1), ("seed", 0), ("weight_decay", 0.0), ("vocab_size", 258)):
+        if not getattr(config, name) >= least:
+            raise ValueError(f"{name} is {getattr(config, name)}; it must be at least {least}")
+    if not config.clip > 0:
+        raise ValueError(f"clip is {config.clip}; it must be positive")
+    if config.compile and config.reset_at_documents:
+        raise ValueError("compile: packs of documents change shape at every step; use it without reset_at_documents")
+
+
+def record_of(config: TrainConfig, recipe: Recipe, precision: Precision) -> dict[str, Any]:
+    """The run's settings as plain JSON, with nothing left to a default."""
+    record = asdict(config) | asdict(recipe) | {"precision": precision, "out": str(config.out)}
+    plain: dict[str, Any] = json.loads(json.dumps(record))
+    return plain
+
+
+def refuse_contradiction(recorded: Mapping[str, Any], present: Mapping[str, Any], where: str | Path) -> None:
+    """A run is continued with the settings it began with."""
+    for name in FIXED_FIELDS:
+        if recorded.get(name) != present[name]:
+            raise ValueError(
+                f"{where}: field '{name}': the run has {recorded.get(name)!r}, this command {present[name]!r}"
+            )
+
+
+def field_names() -> tuple[str, ...]:
+    return tuple(f.name for f in fields(TrainConfig))
+
+
+def _largest_divisor(number: int, most: int) -> int:
+    return next(d for d in range(min(number, most), 0, -1) if number % d == 0)

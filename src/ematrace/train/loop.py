@@ -1,0 +1,257 @@
+"""Training: from a configuration to a folder with a model in it.
+
+Update n = 1, 2, ... is a function of the weights, the optimiser's averages and (seed, n) alone. A checkpoint holds the
+first two, so a run that was stopped and resumed goes through the same numbers as one that never was.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ematrace.files import write_atomically
+from ematrace.train import checkpoints, metrics, state, summary
+from ematrace.train.config import (
+    Precision,
+    Recipe,
+    TrainConfig,
+    check_config,
+    record_of,
+    refuse_contradiction,
+    resolve_recipe,
+)
+from ematrace.train.data import TrainingData, prepare
+from ematrace.train.distributed import World, distribute, open_world
+from ematrace.train.loss import LanguageModelLoss, refuse_packing
+from ematrace.train.metrics import Display, Silent
+from ematrace.train.models import build_model
+from ematrace.train.optimiser import build_optimiser
+from ematrace.train.run import Run, Update
+from ematrace.train.signals import stop_on_signals
+from ematrace.train.summary import TrainSummary
+
+
+def train(config: TrainConfig, *, display: Display | None = None) -> TrainSummary:
+    """Train until the tokens are used up or a signal asks to stop; either way the last step has a checkpoint."""
+    check_config(config)
+    recipe = resolve_recipe(config)
+    with open_world(config.device) as world:
+        shown: Display = display if display is not None and world.first else Silent()
+        try:
+            return _train(config, recipe, world, shown)
+        finally:
+            shown.close()
+
+
+def _train(config: TrainConfig, recipe: Recipe, world: World, display: Display) -> TrainSummary:
+    precision: Precision = config.precision or ("bfloat16" if world.device.type == "cuda" else "float32")
+    record = record_of(config, recipe, precision)
+    chosen = world.tell(_starting_point(config, record, display) if world.first else None)
+    start = None if chosen is None else Path(chosen)
+    begun = world.tell((config.out / "config.json").exists())
+    data = prepare(config, recipe, world, resumed=begun, tell=display.on_event)
+    with fast_matmul(world.device):
+        run = _set_up(config, recipe, record, world, data, start)
+        peak = world.tell(metrics.measure_matmul_flops(world.device, precision) if world.first else None)
+        if world.first:
+            checkpoints.remove_parts(run.checkpoint_folder)
+            if config.resume not in ("auto", "never"):
+                checkpoints.prune(run.checkpoint_folder, step=run.step)
+            write_atomically(config.out / "config.json", json.dumps(record, indent=1).encode())
+            if start is not None:
+                display.on_event(f"resumed from {start}")
+        speed = _Speed(metrics.flops_per_token(run.model, recipe.length), peak * world.size)
+        stopped = _loop(run, speed, display)
+        return _finish(run, data, speed, peak, stopped, display)
+
+
+def _starting_point(config: TrainConfig, record: Mapping[str, Any], display: Display) -> str | None:
+    """The checkpoint to resume from, or None for a fresh run; refuses to mix two runs in one folder."""
+    folder = config.out / "checkpoints"
+    settings = config.out / "config.json"
+    present = settings.exists() or bool(checkpoints.list_checkpoints(folder))
+    if config.resume == "never":
+        if present:
+            raise ValueError(
+                f"{config.out}: a run is in this folder; continue it with --resume auto, or choose another"
+            )
+        return None
+    if settings.exists():
+        try:
+            recorded = json.loads(settings.read_text(encoding="utf-8"))
+        except ValueError:
+            raise ValueError(f"{settings}: not JSON") from None
+        refuse_contradiction(recorded, record, settings)
+    chosen = checkpoints.newest_whole(folder, display.on_event) if config.resume == "auto" else Path(config.resume)
+    if chosen is None:
+        return None
+    if config.resume != "auto":
+        if present and chosen.resolve().parent != folder.resolve():
+            raise ValueError(f"{config.out}: another run is in this folder; choose one that is empty")
+        if not chosen.is_dir():
+            raise ValueError(f"resume is {config.resume!r}: not auto, never or a checkpoint's folder")
+        checkpoints.verify(chosen)
+    refuse_contradiction(checkpoints.read_state(chosen)["config"], record, chosen / checkpoints.STATE)
+    return str(chosen)
+
+
+def _set_up(
+    config: TrainConfig,
+    recipe: Recipe,
+    record: Mapping[str, Any],
+    world: World,
+    data: TrainingData,
+    start: Path | None,
+) -> Run:
+    state.seed_everything(config.seed)
+    entries, eos = len(data.tokenizer), data.tokenizer.eos_token_id
+    model = build_model(config.preset, entries, eos, config.overrides, length=recipe.length)
+    if model.config.vocab_size < entries:
+        sizes = f"the model has {model.config.vocab_size} entries, the tokenizer {entries}"
+        raise ValueError(f"field 'vocab_size': {sizes}")
+    if start is not None:
+        state.read_model(model, start)
+    loss = LanguageModelLoss(model.to(world.device))
+    loss.train()
+    if config.reset_at_documents:
+        refuse_packing(loss, config.preset)
+    bfloat16 = record["precision"] == "bfloat16"
+    compiled = config.compile
+    if compiled is None:
+        compiled = world.device.type == "cuda" and not config.reset_at_documents
+    wrapped = distribute(loss, world, config.parallel, bfloat16=bfloat16, compiled=compiled)
+    run = Run(
+        config=config,
+        recipe=recipe,
+        record=record,
+        world=world,
+        model=model,
+        loss=loss,
+        wrapped=wrapped,
+        optimiser=build_optimiser(model, config, world.device),
+        batches=data.batches,
+        validation=data.validation,
+        tokenizer=data.tokenizer,
+        fingerprints=data.fingerprints,
+        bfloat16=bfloat16,
+    )
+    run.validation_windows()  # a validation text that is too short is found out now
+    if start is not None:
+        run.restore(start, checkpoints.read_state(start))
+    return run
+
+
+@contextmanager
+def fast_matmul(device: torch.device) -> Iterator[None]:
+    """TF32 in float32 products on a GPU, for as long as this lasts."""
+    before = torch.get_float32_matmul_precision()
+    if device.type == "cuda":
+        torch.set_float32_matmul_precision("high")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+class _Speed:
+    """Tokens a second, and the share of the measured matrix-product rate that they take."""
+
+    def __init__(self, flops_per_token: int, peak: float):
+        self.flops_per_token, self.peak = flops_per_token, peak
+
+    def figures(self, tokens: int, seconds: float) -> dict[str, float]:
+        rate = tokens / seconds
+        return {"tokens_per_second": rate, "mfu": rate * self.flops_per_token / self.peak}
+
+
+def _loop(run: Run, speed: _Speed, display: Display) -> str | None:
+    """Update until the end or a signal, whose name is returned."""
+    config, recipe, first = run.config, run.recipe, run.world.first
+    with ExitStack() as stack:
+        stop_requested = stack.enter_context(stop_on_signals())
+        lines = board = None
+        if first:
+            lines = metrics.MetricsFile(config.out / "metrics.jsonl", after_step=run.step)
+            stack.callback(lines.close)
+            if config.tensorboard:
+                board = metrics.open_tensorboard(config.out / "tensorboard", after_step=run.step)
+                stack.callback(board.close)
+        display.on_start(recipe.steps)
+        while run.step < recipe.steps:
+            update = run.update(stop_requested)
+            last = run.step == recipe.steps
+            line = _line(run, update, speed)
+            if last or run.step % recipe.validate_every == 0:
+                line["validation_cross_entropy"] = run.validate()
+            if lines is not None:
+                if last or update.stop or run.step % config.log_every == 0:
+                    lines.write(line)
+                    _plot(board, line)
+                display.on_step(line)
+            if last or update.stop or run.step % recipe.checkpoint_every == 0:
+                run.save()
+            if update.stop and not last:
+                return signal.Signals(update.stop).name
+    return None
+
+
+def _line(run: Run, update: Update, speed: _Speed) -> dict[str, Any]:
+    return {
+        "step": run.step,
+        "tokens": run.step * run.recipe.tokens_per_step,
+        "loss": update.loss,
+        "cross_entropy": update.cross_entropy,
+        "lr": update.lr,
+        "grad_norm": update.grad_norm,
+        **speed.figures(run.recipe.tokens_per_step, update.seconds),
+        "memory_bytes": metrics.peak_memory_bytes(run.world.device),
+        "seconds": run.seconds,
+    }
+
+
+def _plot(board: Any, line: Mapping[str, Any]) -> None:
+    if board is not None:
+        for name, value in line.items():
+            if name not in ("step", "tokens"):
+                board.add_scalar(f"train/{name}", value, line["step"])
+
+
+def _finish(
+    run: Run, data: TrainingData, speed: _Speed, peak: float, stopped: str | None, display: Display
+) -> TrainSummary:
+    """The model to load and the summary; a run that was stopped has neither yet."""
+    baselines: dict[str, float | None] = {"unigram_cross_entropy": None, "uniform_cross_entropy": None}
+    if stopped is None:
+        baselines = summary.simple_baselines(data.train, run.validation_targets(), len(data.tokenizer))
+        run.write_final_model()
+    # Everyone's memory, and the first process's curve.
+    memory = max(part[0] for part in run.world.gather([float(metrics.peak_memory_bytes(run.world.device))]))
+    result = TrainSummary(
+        out=run.config.out,
+        step=run.step,
+        steps=run.recipe.steps,
+        tokens=run.step * run.recipe.tokens_per_step,
+        parameters=sum(p.numel() for p in run.model.parameters()),
+        stopped=stopped,
+        **baselines,
+        **summary.curve_figures(run.config.out / "metrics.jsonl"),
+        flops_per_token=speed.flops_per_token,
+        matmul_flops_per_second=peak,
+        peak_memory_bytes=int(memory),
+        seconds=run.seconds,
+        processes=run.world.size,
+        device=str(run.world.device),
+        settings=run.record,
+        data_fingerprints=run.fingerprints,
+        provenance=summary.provenance(run.seconds),
+    )
+    if run.world.first and stopped is None:
+        result.write(run.config.out / "summary.json")
+        display.on_event(f"model: {result.model}")
+    return result

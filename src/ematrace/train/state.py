@@ -1,0 +1,155 @@
+"""The state of a run to and from tensors and plain JSON: weights, AdamW's averages, random generators.
+
+Sharded weights are gathered and written in the one format that a single process writes, so that a checkpoint of any
+number of processes can be resumed by any other number, and so that the folder is a model that `from_pretrained` reads.
+The sharded safetensors writer of torch.distributed.checkpoint would need a merge afterwards for both.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from ematrace.train.checkpoints import OPTIMISER, DamagedCheckpoint, read_tensors, write_tensors
+
+Tensors = dict[str, Tensor]
+AVERAGES = ("exp_avg", "exp_avg_sq")
+
+
+def _whole(tensor: Tensor) -> Tensor:
+    """A tensor in this process's memory; collective where it is sharded."""
+    gather: Any = getattr(tensor, "full_tensor", None)
+    whole: Tensor = gather() if gather is not None else tensor
+    return whole.detach().cpu()
+
+
+def model_tensors(model: nn.Module) -> Tensors:
+    """Weights and buffers, a tied weight once; collective: every process takes part, and every one gets the whole."""
+    once = {name for name, _ in model.named_parameters()} | {name for name, _ in model.named_buffers()}
+    return {name: _whole(tensor) for name, tensor in model.state_dict().items() if name in once}
+
+
+def optimiser_tensors(model: nn.Module, optimiser: torch.optim.Optimizer) -> Tensors:
+    """exp_avg.NAME, exp_avg_sq.NAME and the number of updates; collective."""
+    tensors: Tensors = {}
+    for name, parameter in model.named_parameters():
+        if state := optimiser.state.get(parameter):  # a frozen or unused parameter has none
+            tensors |= {f"{average}.{name}": _whole(state[average]) for average in AVERAGES}
+            tensors["step"] = _whole(state["step"]).clone()
+    return tensors
+
+
+def write_model(model: Any, tensors: Tensors, tokenizer: Any, folder: Path) -> None:
+    """A folder that `from_pretrained` reads."""
+    try:
+        with _no_bars():
+            model.save_pretrained(folder, state_dict=tensors)
+            tokenizer.save_pretrained(folder)
+    except OSError:
+        raise
+    except Exception as error:  # safetensors and tokenizers report a full disk with errors of their own classes
+        raise OSError(f"{folder}: model not written: {' '.join(str(error).split())}") from error
+
+
+@contextmanager
+def _no_bars() -> Iterator[None]:
+    """transformers draws a progress bar over each file that it writes, across the run's own."""
+    from transformers.utils import logging
+
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
+
+
+def write_optimiser(tensors: Tensors, folder: Path) -> None:
+    write_tensors(folder / OPTIMISER, tensors)
+
+
+def read_model(model: nn.Module, folder: Path) -> None:
+    """Weights of a whole (not yet sharded) model; a tied weight is written once."""
+    tensors = read_tensors(sorted(folder.glob("model*.safetensors")))
+    parameters = dict(model.named_parameters()) | dict(model.named_buffers())
+    for name, parameter in parameters.items():
+        if name in tensors and tensors[name].shape != parameter.shape:
+            shapes = f"{list(tensors[name].shape)} there, {list(parameter.shape)} in the model"
+            raise DamagedCheckpoint(f"{folder}/model.safetensors: tensor '{name}': {shapes}")
+    missing = [name for name, _ in model.named_parameters() if name not in tensors]
+    unknown = [name for name in tensors if name not in model.state_dict()]
+    if missing or unknown:
+        problem = f"has no tensor '{missing[0]}'" if missing else f"has a tensor '{unknown[0]}' that the model lacks"
+        raise DamagedCheckpoint(f"{folder}/model.safetensors: {problem}")
+    model.load_state_dict(tensors, strict=False)
+
+
+def read_optimiser(model: nn.Module, optimiser: torch.optim.Optimizer, folder: Path) -> None:
+    """AdamW's averages onto the model's parameters, each process its shard of them."""
+    tensors = read_tensors([folder / OPTIMISER])
+    fused = any(group.get("fused") for group in optimiser.param_groups)
+    for name, parameter in model.named_parameters():
+        keys = {average: f"{average}.{name}" for average in AVERAGES}
+        if not any(key in tensors for key in keys.values()):
+            continue
+        for key in keys.values():
+            if key not in tensors or tensors[key].shape != parameter.shape:
+                raise DamagedCheckpoint(f"{folder / OPTIMISER}: tensor '{key}': missing or of another shape")
+        optimiser.state[parameter] = {
+            # A fused step keeps its count on the device.
+            "step": tensors["step"].clone().to(parameter.device if fused else "cpu"),
+            **{average: _like(tensors[key], parameter) for average, key in keys.items()},
+        }
+
+
+def _like(tensor: Tensor, parameter: Tensor) -> Tensor:
+    """On the parameter's device and, where that is sharded, in its shards."""
+    from torch.distributed.tensor import DTensor, distribute_tensor
+
+    tensor = tensor.to(parameter.device)
+    if isinstance(parameter, DTensor):
+        return distribute_tensor(tensor, parameter.device_mesh, parameter.placements)
+    return tensor
+
+
+def random_state(device: torch.device) -> dict[str, Any]:
+    """The generators of torch, CUDA, numpy and Python, as hexadecimal text and lists."""
+    version, numbers, gauss = random.getstate()
+    kind, keys, place, has_gauss, cached = np.random.get_state(legacy=True)  # noqa: NPY002  the global one is what is saved
+    state: dict[str, Any] = {
+        "torch": torch.get_rng_state().numpy().tobytes().hex(),
+        "numpy": [kind, np.asarray(keys).tolist(), place, has_gauss, cached],
+        "python": [version, list(numbers), gauss],
+    }
+    if device.type == "cuda":
+        state["cuda"] = torch.cuda.get_rng_state(device).numpy().tobytes().hex()
+    return state
+
+
+def restore_random_state(state: Mapping[str, Any], device: torch.device) -> None:
+    torch.set_rng_state(_from_hex(state["torch"]))
+    kind, keys, place, has_gauss, cached = state["numpy"]
+    np.random.set_state((kind, np.array(keys, dtype=np.uint32), place, has_gauss, cached))  # noqa: NPY002
+    version, numbers, gauss = state["python"]
+    random.setstate((version, tuple(numbers), gauss))
+    if device.type == "cuda" and "cuda" in state:
+        torch.cuda.set_rng_state(_from_hex(state["cuda"]), device)
+
+
+def _from_hex(text: str) -> Tensor:
+    return torch.frombuffer(bytearray.fromhex(text), dtype=torch.uint8)
+
+
+def seed_everything(seed: int) -> None:
+    """All processes alike: they build the same model."""
+    random.seed(seed)
+    np.random.seed(seed % 2**32)  # noqa: NPY002  for whatever a model draws from the global generator
+    torch.manual_seed(seed)

@@ -1,0 +1,92 @@
+"""What a run comes to, as a value and as `summary.json`."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from ematrace.files import write_atomically
+from ematrace.train.batches import Ids, Windows
+
+CURVE_END = 100
+FROM_CURVE = ("loss", "cross_entropy", "cross_entropy_at_end", "validation_cross_entropy", "tokens_per_second", "mfu")
+
+
+@dataclass(frozen=True)
+class TrainSummary:
+    """The end of a training run; None where a run that was stopped has no figure."""
+
+    out: Path
+    step: int
+    steps: int
+    tokens: int
+    parameters: int
+    stopped: str | None
+    """SIGTERM or SIGINT where one ended the run before its last step; the checkpoint of `step` is on disk."""
+    loss: float | None
+    cross_entropy: float | None
+    """Of the last step's batch."""
+    cross_entropy_at_end: float | None
+    """Mean over the last 100 lines of metrics.jsonl."""
+    validation_cross_entropy: float | None
+    unigram_cross_entropy: float | None
+    """Of the training tokens' frequencies, on the tokens that the validation predicts."""
+    uniform_cross_entropy: float | None
+    tokens_per_second: float | None
+    """Median over steps."""
+    mfu: float | None
+    """Share of the matrix-product rate that was measured at the start."""
+    flops_per_token: int
+    matmul_flops_per_second: float
+    peak_memory_bytes: int
+    seconds: float
+    processes: int
+    device: str
+    settings: Mapping[str, Any]
+    data_fingerprints: Mapping[str, str]
+    provenance: Mapping[str, Any]
+
+    @property
+    def model(self) -> Path:
+        return self.out / "model"
+
+    def write(self, path: Path) -> Path:
+        record = asdict(self) | {"out": str(self.out)}
+        return write_atomically(path, (json.dumps(record, indent=1, allow_nan=False) + "\n").encode())
+
+
+def curve_figures(path: Path) -> dict[str, float | None]:
+    """The end of the curve and the median speed, from metrics.jsonl, so that they cover all sessions of a run."""
+    lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
+    if not lines:
+        return dict.fromkeys(FROM_CURVE)
+    end = [line["cross_entropy"] for line in lines[-CURVE_END:]]
+    return {
+        "loss": lines[-1]["loss"],
+        "cross_entropy": lines[-1]["cross_entropy"],
+        "cross_entropy_at_end": math.fsum(end) / len(end),
+        "validation_cross_entropy": lines[-1].get("validation_cross_entropy"),
+        "tokens_per_second": median(line["tokens_per_second"] for line in lines),
+        "mfu": median(line["mfu"] for line in lines),
+    }
+
+
+def simple_baselines(train: Windows | None, targets: Ids, vocab_size: int) -> dict[str, float | None]:
+    """Cross-entropy of what knows no context, on the same tokens; no frequencies where the text is streamed."""
+    from ematrace.baselines.language import Uniform, Unigram
+
+    return {
+        "unigram_cross_entropy": None if train is None else float(Unigram(train.counts()).nll(targets)),
+        "uniform_cross_entropy": float(Uniform(vocab_size).nll(targets)),
+    }
+
+
+def provenance(seconds: float) -> dict[str, Any]:
+    from ematrace.ledger.results import collect_provenance
+
+    return asdict(collect_provenance(seconds))
