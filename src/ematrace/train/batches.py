@@ -88,7 +88,7 @@ def assemble(windows: Sequence[Ids], starts: Sequence[Any] | None) -> MicroBatch
 
 
 class PackedBatches:
-    """Epoch after epoch over packed tokens, each in its own order: position p is window order[p % n] of epoch p // n."""
+    """Epoch after epoch over packed tokens, each in its own order: position p is window order[p % n] of epoch p//n."""
 
     def __init__(self, tokens: Windows, *, sequences: int, length: int, micro_batch: int, seed: int, reset: bool):
         self.tokens, self.length, self.reset = tokens, length, reset

@@ -72,7 +72,7 @@ class TrainConfig:
     keep: int = 2
     """Newest checkpoints kept; with more than one, a damaged checkpoint leaves another to resume from."""
     resume: str = "never"
-    """never refuses a folder with a run in it; auto goes on from its newest whole checkpoint; or a checkpoint's folder."""
+    """never refuses a folder with a run in it; auto goes on from its newest whole checkpoint; or the folder of one."""
     validate_every: int | None = None
     """Steps between validations; the last step has one in any case."""
     validation_sequences: int | None = None

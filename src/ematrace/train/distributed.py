@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -103,8 +104,8 @@ def _device(name: str, local_rank: int | None) -> torch.device:
 
 def blocks_of(model: nn.Module) -> list[nn.Module]:
     """The model's blocks: the modules of its longest list."""
-    lists = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
-    return list(max(lists, key=lambda blocks: len(blocks))) if lists else []
+    lists = [list(module) for module in model.modules() if isinstance(module, nn.ModuleList)]
+    return max(lists, key=len, default=[])
 
 
 def distribute(loss: nn.Module, world: World, parallel: Parallel, *, bfloat16: bool, compiled: bool) -> nn.Module:
@@ -113,6 +114,8 @@ def distribute(loss: nn.Module, world: World, parallel: Parallel, *, bfloat16: b
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
+        # The blocks return views of their states, which nothing changes in place.
+        warnings.filterwarnings("ignore", message=".*returned a view tensor", category=UserWarning)
         mesh = init_device_mesh(world.device.type, (world.size,))
         half = torch.bfloat16 if bfloat16 else None
         policy = MixedPrecisionPolicy(param_dtype=half, reduce_dtype=torch.float32 if bfloat16 else None)

@@ -17,7 +17,7 @@ class LanguageModelLoss(nn.Module):
         super().__init__()
         self.model: Any = model
         accepts = inspect.signature(model.forward).parameters
-        self.has_own_loss = "shift_labels" in accepts
+        self.has_own_loss = {"shift_labels", "skip_logits"} <= accepts.keys()
         self.packs_documents = "cu_seqlens" in accepts
 
     def forward(self, ids: Tensor, cu_seqlens: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -26,7 +26,7 @@ class LanguageModelLoss(nn.Module):
             inputs, targets = inputs.reshape(1, -1), targets.reshape(1, -1)
         if self.has_own_loss:
             packs = {} if cu_seqlens is None else {"cu_seqlens": cu_seqlens}
-            output = self.model(input_ids=inputs, shift_labels=targets, use_cache=False, **packs)
+            output = self.model(input_ids=inputs, shift_labels=targets, use_cache=False, skip_logits=True, **packs)
             return output.loss, output.cross_entropy
         hidden = self.model.base_model(input_ids=inputs, use_cache=False).last_hidden_state
         head = self.model.get_output_embeddings().weight

@@ -52,6 +52,11 @@ class TrainSummary:
     provenance: Mapping[str, Any]
 
     @property
+    def exit_code(self) -> int:
+        """For a command: asked to stop and stopped is well done, unless it was Ctrl-C."""
+        return 130 if self.stopped == "SIGINT" else 0
+
+    @property
     def model(self) -> Path:
         return self.out / "model"
 

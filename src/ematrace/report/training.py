@@ -1,0 +1,65 @@
+"""A training run on the terminal: one bar, and a line for each thing worth knowing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+from rich.text import Text
+
+
+class TrainingBar:
+    """Progress with loss, tokens a second, share of the measured peak, memory and time left."""
+
+    def __init__(self, console: Console) -> None:
+        self.console = console
+        self._bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[figures]}"),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(),
+            console=console,
+        )
+        self._task: TaskID | None = None
+        self._validation = ""
+
+    def on_start(self, total_steps: int) -> None:
+        self._task = self._bar.add_task("step", total=total_steps, figures="")
+        self._bar.start()
+
+    def on_step(self, metrics: Mapping[str, Any]) -> None:
+        if self._task is None:
+            return
+        if "validation_cross_entropy" in metrics:
+            self._validation = f"  validation {metrics['validation_cross_entropy']:.3f}"
+        self._bar.update(self._task, completed=metrics["step"], figures=figures(metrics) + self._validation)
+
+    def on_event(self, text: str) -> None:
+        self.console.print(Text(text), soft_wrap=True)
+
+    def close(self) -> None:
+        self._bar.stop()
+
+
+def figures(metrics: Mapping[str, Any]) -> str:
+    """One step's figures in a few words.
+
+    >>> figures({"loss": 5.25, "tokens_per_second": 480_000.0, "mfu": 0.413, "memory_bytes": 3 * 2**30})
+    'loss 5.250  480K tokens/s  MFU 41%  3.0 GiB'
+    """
+    rate = metrics["tokens_per_second"]
+    speed = f"{rate / 1000:.0f}K" if rate >= 10_000 else f"{rate:.0f}"
+    memory = f"{metrics['memory_bytes'] / 2**30:.1f} GiB"
+    return f"loss {metrics['loss']:.3f}  {speed} tokens/s  MFU {metrics['mfu']:.0%}  {memory}"
