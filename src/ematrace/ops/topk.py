@@ -19,7 +19,7 @@ def gelu_topk(u: Tensor, k: int, grad: TopkGrad = "ste") -> Tensor:
     """Top-k of GELU(u) over the last dimension.
 
     `grad="ste"` is the straight-through estimator: the gradient passes the selection as if it were not there and
-    reaches all units. `grad="masked"` is the true gradient: only units that are kept (and not exactly zero) receive any.
+    reaches all units. `grad="masked"` is the true gradient: only units that are kept (and are not 0) receive any.
 
     >>> gelu_topk(torch.tensor([1.0, 3.0, 2.0, 3.0]), k=2)
     tensor([0.0000, 2.9959, 0.0000, 2.9959])

@@ -4,9 +4,11 @@ from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 
 from ematrace.spen.cache import SpenCache
 from ematrace.spen.configuration import SpenConfig
+from ematrace.spen.fast_weights import PGHU
 from ematrace.spen.modeling import SpenForCausalLM, SpenModel
+from ematrace.spen.stream import SpenStream, Surprise
 
-__all__ = ["SpenCache", "SpenConfig", "SpenForCausalLM", "SpenModel"]
+__all__ = ["PGHU", "SpenCache", "SpenConfig", "SpenForCausalLM", "SpenModel", "SpenStream", "Surprise"]
 
 AutoConfig.register("spen", SpenConfig, exist_ok=True)
 AutoModel.register(SpenConfig, SpenModel, exist_ok=True)

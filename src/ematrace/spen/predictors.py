@@ -157,7 +157,8 @@ def unit(h: Tensor) -> Tensor:
 
 def rms(h: Tensor) -> Tensor:
     """h scaled to root mean square 1, with 0 for 0."""
-    return unit(h) * float(h.shape[-1]) ** 0.5
+    scale: float = h.shape[-1] ** 0.5
+    return unit(h) * scale
 
 
 def decayed_linear_attention(

@@ -1,0 +1,92 @@
+"""Precision-gated Hebbian updates (PGHU) of the predictor while text streams through a frozen SPEN.
+
+For each block and token, with h the normalised slow trace:
+
+    x_hat = W h,  e = x - x_hat                       predict first, with the weights from before this token
+    var <- (1 - rho) var + rho e^2,  pi = clip(1 / var, pi_min, pi_max)
+    W <- W + eta (pi * e) h^T - decay (W - W_anchor)
+
+The paper gives the idea, eta and pi_max only; the order, rho, pi_min, the decay and its anchor are settings here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from ematrace.spen.predictors import unit
+
+
+@dataclass(frozen=True)
+class PGHU:
+    """Settings of the update; the defaults are the paper's "default parameters" where it names one."""
+
+    eta: float = 1e-3
+    """Learning rate."""
+    pi_max: float = 100.0
+    """Largest precision."""
+    pi_min: float = 0.01
+    """Smallest precision."""
+    decay: float = 1e-3
+    """Share of the way back to the anchor at each token."""
+    decay_to: Literal["base", "zero"] = "base"
+    """Anchor of the decay: the weights that the stream began with, or zero."""
+    variance_rate: float = 0.01
+    """rho: how fast the error's variance is tracked."""
+    base: Literal["predictor", "zero"] = "predictor"
+    """Weights to begin with: the trained W_pred, or zero (the paper's failure case)."""
+
+    def __post_init__(self) -> None:
+        if self.eta < 0:
+            raise ValueError(f"PGHU.eta is {self.eta}; it must not be negative")
+        if not 0 < self.pi_min <= self.pi_max:
+            raise ValueError(f"PGHU.pi_min is {self.pi_min} and pi_max {self.pi_max}; they need 0 < pi_min <= pi_max")
+        for field in ("decay", "variance_rate"):
+            if not 0 <= getattr(self, field) <= 1:
+                raise ValueError(f"PGHU.{field} is {getattr(self, field)}; it must lie in [0, 1]")
+        for field, allowed in (("decay_to", ("base", "zero")), ("base", ("predictor", "zero"))):
+            if getattr(self, field) not in allowed:
+                raise ValueError(f"PGHU.{field} is {getattr(self, field)!r}; it must be one of {', '.join(allowed)}")
+
+
+@dataclass
+class FastWeights:
+    """The adapted weights of one block, W = base_scale W_base + delta, for B streams at once."""
+
+    base_scale: Tensor
+    """[] how much of the base is left; stays 1 unless the decay pulls towards zero."""
+    delta: Tensor
+    """[B, D, D]"""
+    variance: Tensor
+    """[B, D], tracked variance of the error; starts at 1."""
+
+    @classmethod
+    def fresh(cls, rule: PGHU, W_base: Tensor, n_streams: int) -> FastWeights:
+        d = W_base.shape[0]
+        exact = torch.float64 if W_base.dtype == torch.float64 else torch.float32
+        scale = torch.ones((), dtype=exact, device=W_base.device) * float(rule.base == "predictor")
+        return cls(scale, scale.new_zeros(n_streams, d, d), scale.new_ones(n_streams, d))
+
+    def predict(self, W_base: Tensor, slow: Tensor) -> Tensor:
+        """x_hat [B, D] from the slow trace [B, D]."""
+        h = unit(slow).to(self.delta.dtype)
+        return self.base_scale * (h @ W_base.to(h.dtype).T) + torch.einsum("bij,bj->bi", self.delta, h)
+
+    def update(self, rule: PGHU, e: Tensor, slow: Tensor) -> FastWeights:
+        h, e = unit(slow).to(self.delta.dtype), e.to(self.delta.dtype)
+        variance = torch.lerp(self.variance, e.square(), rule.variance_rate)
+        pi = _precision(rule, variance)
+        delta = (1 - rule.decay) * self.delta + rule.eta * torch.einsum("bi,bj->bij", pi * e, h)
+        scale = self.base_scale if rule.decay_to == "base" else (1 - rule.decay) * self.base_scale
+        return FastWeights(scale, delta, variance)
+
+    def uncertainty(self, rule: PGHU) -> Tensor:
+        """mean(1 / pi) over the dimensions, [B]."""
+        return _precision(rule, self.variance).reciprocal().mean(-1)
+
+
+def _precision(rule: PGHU, variance: Tensor) -> Tensor:
+    return variance.clamp(min=1 / rule.pi_max).reciprocal().clamp(min=rule.pi_min)
