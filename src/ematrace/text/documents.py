@@ -1,0 +1,66 @@
+"""What a source of text is: documents in a fixed order, and a position in them that can be found again."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Document:
+    text: str
+    id: str  # stable: the split into training and validation is a hash of it
+    domain: str  # perplexity is also reported by domain
+
+
+class DocumentCursor(ABC):
+    """A running read through a source whose position can be saved and found again."""
+
+    @abstractmethod
+    def __iter__(self) -> Iterator[Document]: ...
+
+    @abstractmethod
+    def state_dict(self) -> dict[str, Any]:
+        """Position of the next document, JSON-serialisable."""
+
+    @abstractmethod
+    def load_state_dict(self, state: dict[str, Any]) -> None: ...
+
+
+class Source(ABC):
+    """Documents in a fixed order; can be read any number of times."""
+
+    spec: str
+
+    @abstractmethod
+    def __iter__(self) -> Iterator[Document]: ...
+
+    @abstractmethod
+    def identity(self) -> dict[str, Any]:
+        """What decides the text, JSON-serialisable: equal identity, equal documents."""
+
+    def cursor(self) -> DocumentCursor:
+        return CountingCursor(self)
+
+
+class CountingCursor(DocumentCursor):
+    """Finds a position again by reading and dropping the documents before it."""
+
+    def __init__(self, source: Source) -> None:
+        self.source = source
+        self.n_read = 0
+
+    def __iter__(self) -> Iterator[Document]:
+        skip = self.n_read
+        for i, document in enumerate(self.source):
+            if i >= skip:
+                self.n_read = i + 1
+                yield document
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"n_read": self.n_read}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.n_read = int(state["n_read"])

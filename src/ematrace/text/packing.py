@@ -1,0 +1,242 @@
+"""Writing packed tokens: once per source and tokenizer, whole or not at all."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import uuid
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, closing, suppress
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+import numpy as np
+
+from ematrace.files import write_atomically
+from ematrace.text.documents import Document, Source
+from ematrace.text.packed import INDEX, SCHEMA, PackedTokens, read_index
+from ematrace.text.sources import open_source
+from ematrace.text.tokenizers import DocumentEncoder
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+SPLITS = ("train", "validation", "all")
+SHARD_TOKENS = 2**26
+VALIDATION_SHARE = 0.01
+_BATCH_DOCUMENTS = 1024
+_BATCH_CHARACTERS = 2**22
+Progress = Callable[[int, int], None]  # documents and tokens packed so far
+
+
+def cache_folder() -> Path:
+    """$EMATRACE_CACHE, or ~/.cache/ematrace."""
+    return Path(os.environ.get("EMATRACE_CACHE") or "~/.cache/ematrace").expanduser()
+
+
+def in_split(id: str, split: str, validation_share: float = VALIDATION_SHARE) -> bool:
+    """A document's split depends on its id alone, not on its place in the corpus."""
+    if split == "all":
+        return True
+    fraction = int.from_bytes(hashlib.sha256(id.encode()).digest()[:8]) / 2**64
+    return (fraction < validation_share) == (split == "validation")
+
+
+def check_split(split: str, validation_share: float) -> None:
+    if split not in SPLITS:
+        raise ValueError(f"split is {split!r}, must be one of {', '.join(SPLITS)}")
+    if not 0 <= validation_share <= 1:
+        raise ValueError(f"validation_share is {validation_share}, must be between 0 and 1")
+
+
+def pack(
+    source: Source | str,
+    tokenizer: PreTrainedTokenizerFast,
+    folder: str | Path | None = None,
+    split: str = "all",
+    *,
+    shard_tokens: int = SHARD_TOKENS,
+    validation_share: float = VALIDATION_SHARE,
+    progress: Progress | None = None,
+) -> PackedTokens:
+    """Tokens of `source` in `folder` (by default one in the cache); a pack of the same text and tokenizer is reused.
+
+    The old pack, if there is one, stays as it is until the new one is complete: the files of a pack lie in a folder of
+    their own, and replacing `index.json`, which names that folder, is the last step.
+    """
+    from filelock import FileLock
+
+    check_split(split, validation_share)
+    if shard_tokens < 1:
+        raise ValueError(f"shard_tokens is {shard_tokens}, must be positive")
+    source = open_source(source)
+    encoder = DocumentEncoder(tokenizer)
+    share = None if split == "all" else validation_share
+    made_of = {"schema": SCHEMA, "source": source.identity(), "tokenizer": encoder.fingerprint}
+    key = hashlib.sha256(json.dumps([made_of, split, share], sort_keys=True).encode()).hexdigest()
+    folder = cache_folder() / "packs" / key[:32] if folder is None else Path(folder)
+
+    is_new = not folder.exists()
+    _refuse_foreign(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    data = folder / f"data-{uuid.uuid4().hex}"
+    try:
+        with FileLock(folder / ".lock"):  # of several processes that want the same pack, one writes it
+            if not _holds(folder, key):
+                documents = (d for d in source if in_split(d.id, split, validation_share))
+                about = {"schema": SCHEMA, "key": key, "source": source.spec, "split": split, "validation_share": share}
+                index = about | _write_data(data, documents, encoder, shard_tokens, progress)
+                _check_not_empty(index, validation_share)
+                write_atomically(folder / INDEX, (json.dumps(index, indent=1) + "\n").encode())
+                _remove_other_data(folder, data)
+    except BaseException as error:
+        shutil.rmtree(data, ignore_errors=True)
+        if is_new and {child.name for child in folder.iterdir()} <= {".lock"}:  # nobody else has begun here
+            shutil.rmtree(folder, ignore_errors=True)
+        if isinstance(error, OSError) and error.errno is not None and error.filename is None:
+            raise OSError(error.errno, f"cannot write: {error.strerror}", str(folder)) from error
+        raise
+    return PackedTokens.open(folder, tokenizer)
+
+
+def _refuse_foreign(folder: Path) -> None:
+    """Only an empty folder or one with a pack is written into."""
+    if folder.exists() and not folder.is_dir():
+        raise NotADirectoryError(f"{folder}: is a file; packing needs a folder")
+    if folder.is_dir() and not (folder / INDEX).is_file():
+        others = sorted(child.name for child in folder.iterdir() if not child.name.startswith((".", "data-")))
+        if others:
+            raise ValueError(f"{folder}: holds {others[0]} and no packed tokens; give an empty or a new folder")
+
+
+def _holds(folder: Path, key: str) -> bool:
+    try:
+        return bool(read_index(folder)["key"] == key)
+    except FileNotFoundError:
+        return False
+
+
+def _remove_other_data(folder: Path, data: Path) -> None:
+    """The pack that was replaced, and what a killed process left behind."""
+    for child in folder.glob("data-*"):
+        if child != data:
+            shutil.rmtree(child, ignore_errors=True)
+
+
+def _check_not_empty(index: dict[str, Any], validation_share: float) -> None:
+    if index["n_documents"]:
+        return
+    split, source = index["split"], index["source"]
+    if split == "all":
+        raise ValueError(f"{source}: empty corpus, no document has any text")
+    raise ValueError(f"{source}: no document falls into the {split} split (validation share {validation_share})")
+
+
+def _write_data(
+    data: Path, documents: Iterable[Document], encoder: DocumentEncoder, shard_tokens: int, progress: Progress | None
+) -> dict[str, Any]:
+    """Writes everything but the index, and returns what the index has to say about it."""
+    data.mkdir()
+    dtype = "<u2" if encoder.vocab_size <= 2**16 else "<u4"
+    n_documents = 0
+    with ExitStack() as stack:
+        shards = stack.enter_context(closing(_ShardWriter(data, dtype, shard_tokens)))
+        offsets = stack.enter_context(closing(_HashedFile(data / "offsets.bin")))
+        about = stack.enter_context(closing(_HashedFile(data / "documents.jsonl")))
+        offsets.write(np.zeros(1, dtype="<i8").tobytes())
+        for batch in batches(documents):
+            encoded = encoder.encode([document.text for document in batch])
+            ends = shards.n_tokens + np.cumsum([len(ids) for ids in encoded])
+            shards.write(np.concatenate(encoded))
+            offsets.write(ends.astype("<i8").tobytes())
+            rows = [json.dumps({"id": d.id, "domain": d.domain}, ensure_ascii=False) for d in batch]
+            about.write("".join(row + "\n" for row in rows).encode())
+            n_documents += len(batch)
+            if progress is not None:
+                progress(n_documents, shards.n_tokens)
+        files = {"shards": shards.finish(), "offsets": offsets.finish(), "documents": about.finish()}
+    return {
+        "tokenizer": encoder.fingerprint,
+        "vocab_size": encoder.vocab_size,
+        "eos_id": encoder.eos_id,
+        "dtype": dtype,
+        "n_tokens": shards.n_tokens,
+        "n_documents": n_documents,
+        **files,
+    }
+
+
+def batches(documents: Iterable[Document]) -> Iterator[list[Document]]:
+    """Groups large enough to keep all cores busy and small enough for memory."""
+    batch: list[Document] = []
+    characters = 0
+    for document in documents:
+        batch.append(document)
+        characters += len(document.text)
+        if len(batch) >= _BATCH_DOCUMENTS or characters >= _BATCH_CHARACTERS:
+            yield batch
+            batch, characters = [], 0
+    if batch:
+        yield batch
+
+
+class _HashedFile:
+    """A file whose checksum is taken while it is written."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._file: IO[bytes] = path.open("xb")
+        self._digest = hashlib.sha256()
+        self.n_bytes = 0
+
+    def write(self, content: bytes) -> None:
+        self._file.write(content)
+        self._digest.update(content)
+        self.n_bytes += len(content)
+
+    def finish(self) -> dict[str, Any]:
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        self._file.close()
+        name = f"{self.path.parent.name}/{self.path.name}"
+        return {"file": name, "bytes": self.n_bytes, "sha256": self._digest.hexdigest()}
+
+    def close(self) -> None:
+        with suppress(OSError):  # after a failed write the rest cannot be written either
+            self._file.close()
+
+
+class _ShardWriter:
+    """Tokens to files of `shard_tokens` each, the last one shorter."""
+
+    def __init__(self, folder: Path, dtype: str, shard_tokens: int) -> None:
+        self.folder, self.dtype, self.shard_tokens = folder, dtype, shard_tokens
+        self.n_tokens = 0
+        self._entries: list[dict[str, Any]] = []
+        self._file: _HashedFile | None = None
+
+    def write(self, ids: np.ndarray) -> None:
+        while len(ids):
+            if self._file is None:
+                self._file = _HashedFile(self.folder / f"tokens-{len(self._entries):05d}.bin")
+            room = self.shard_tokens - self.n_tokens % self.shard_tokens
+            part, ids = ids[:room], ids[room:]
+            self._file.write(part.astype(self.dtype).tobytes())
+            self.n_tokens += len(part)
+            if len(part) == room:
+                self._finish_shard()
+
+    def finish(self) -> list[dict[str, Any]]:
+        self._finish_shard()
+        return self._entries
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+
+    def _finish_shard(self) -> None:
+        if self._file is not None:
+            self._entries.append(self._file.finish())
+            self._file = None

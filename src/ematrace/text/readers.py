@@ -1,0 +1,176 @@
+"""One file to documents: plain text, JSON lines, treebanks; compressed or not. Every complaint names file and place."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import lzma
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any, cast
+
+from ematrace.text.documents import Document
+
+_TEXT = (".txt", ".raw", ".md")
+_COMPRESSED = (".xz", ".gz", ".zst")
+SUPPORTED = f"{', '.join((*_TEXT, '.jsonl', '.conllu'))}, also with {', '.join(_COMPRESSED)}"
+
+
+def is_supported(path: Path) -> bool:
+    return _kind(path)[1] in (*_TEXT, ".jsonl", ".conllu")
+
+
+def read_documents(path: Path, name: str, alone: bool) -> Iterator[Document]:
+    """Documents of one file called `name` in their ids; `alone` when no other file belongs to the corpus.
+
+    Domain: what the row says (JSON lines), else the file's stem; plain text that has company takes its folder's name,
+    since a domain for each document says nothing.
+    """
+    stem, kind = _kind(path)
+    with _complaints(path), _open(path) as file:
+        if kind == ".jsonl":
+            yield from _json_lines(path, file, name, stem)
+        elif kind == ".conllu":
+            yield from _treebank(path, file, name, stem)
+        else:
+            text = _decode(file.read(), path, 0).removeprefix("\ufeff")
+            if text:
+                yield Document(text, name, stem if alone else path.resolve().parent.name or stem)
+
+
+def _kind(path: Path) -> tuple[str, str]:
+    """('train', '.jsonl') of train.jsonl.xz"""
+    plain = path.with_suffix("") if path.suffix.lower() in _COMPRESSED else path
+    return plain.stem, plain.suffix.lower()
+
+
+@contextmanager
+def _open(path: Path) -> Iterator[IO[bytes]]:
+    suffix = path.suffix.lower()
+    if suffix == ".xz":
+        with lzma.open(path, "rb") as file:
+            yield cast(IO[bytes], file)
+    elif suffix == ".gz":
+        with gzip.open(path, "rb") as file:
+            yield cast(IO[bytes], file)
+    elif suffix == ".zst":
+        try:
+            import pyarrow
+        except ImportError:
+            raise ValueError(f"{path}: reading .zst needs pyarrow (pip install pyarrow)") from None
+        with pyarrow.CompressedInputStream(pyarrow.OSFile(str(path)), "zstd") as raw:
+            yield io.BufferedReader(raw)
+    else:
+        with path.open("rb") as file:
+            yield file
+
+
+@contextmanager
+def _complaints(path: Path) -> Iterator[None]:
+    """The decompressors' own errors do not say which file they are about."""
+    try:
+        yield
+    except EOFError:
+        raise OSError(f"{path}: compressed file ends too early") from None
+    except (lzma.LZMAError, zlib.error, gzip.BadGzipFile) as error:
+        raise OSError(f"{path}: broken compressed file: {error}") from None
+    except OSError as error:
+        if error.filename is not None or str(path) in str(error):
+            raise
+        raise OSError(f"{path}: {error}") from None
+
+
+def _decode(raw: bytes, path: Path, offset: int) -> str:
+    try:
+        return raw.decode()
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path}: not UTF-8 at byte {offset + error.start}") from None
+
+
+def _lines(path: Path, file: IO[bytes]) -> Iterator[tuple[int, str]]:
+    offset = 0
+    for number, raw in enumerate(file, start=1):
+        yield number, _decode(raw, path, offset)
+        offset += len(raw)
+
+
+def _json_lines(path: Path, file: IO[bytes], name: str, stem: str) -> Iterator[Document]:
+    for number, line in _lines(path, file):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line.removeprefix("\ufeff"))
+        except (json.JSONDecodeError, RecursionError) as error:
+            reason = error.msg if isinstance(error, json.JSONDecodeError) else "nested too deeply"
+            raise ValueError(f"{path}:{number}: not JSON: {reason}") from None
+        document = document_of_row(row, f"{path}:{number}", f"{name}:{number}", stem)
+        if document.text:
+            yield document
+
+
+def document_of_row(row: Any, where: str, default_id: str, default_domain: str) -> Document:
+    """A row of a dataset: `text`, and where present `id` and `source` or `domain`."""
+    if not isinstance(row, dict):
+        raise ValueError(f"{where}: not an object with a field text")
+    text = row.get("text")
+    if not isinstance(text, str):
+        problem = "is missing" if "text" not in row else f"is {type(text).__name__}, not a string"
+        raise ValueError(f"{where}: field text {problem}")
+    values = [row.get("id"), row.get("source", row.get("domain"))]
+    id, domain = (
+        default if value is None else str(value)
+        for value, default in zip(values, (default_id, default_domain), strict=True)
+    )
+    for field, value in (("text", text), ("id", id), ("source", domain)):
+        try:
+            value.encode()
+        except UnicodeEncodeError as error:
+            raise ValueError(f"{where}: field {field} has half a surrogate pair at character {error.start}") from None
+    return Document(text, id, domain)
+
+
+def _treebank(path: Path, file: IO[bytes], name: str, stem: str) -> Iterator[Document]:
+    """Sentences between two `# newdoc` make a document; a file without any is one."""
+    try:
+        import conllu
+    except ImportError:
+        raise ValueError(f"{path}: reading treebanks needs conllu (pip install conllu)") from None
+
+    sentences: list[str] = []
+    id = f"{name}:1"
+    line, n_documents = 0, 0
+    for line, block in _blocks(path, file):
+        try:
+            metadata = conllu.parse(block)[0].metadata
+        except (conllu.exceptions.ParseException, IndexError) as error:
+            raise ValueError(f"{path}:{line}: not CoNLL-U: {str(error).splitlines()[0]}") from None
+        begins = [key for key in metadata if key.startswith("newdoc")]
+        if begins and sentences:
+            yield Document(" ".join(sentences), id, stem)
+            sentences = []
+        if begins or not n_documents:
+            n_documents += 1
+            id = str(metadata.get("newdoc id") or f"{name}:{n_documents}")
+        if not metadata.get("text"):
+            raise ValueError(f"{path}:{line}: sentence without a # text comment")
+        sentences.append(metadata["text"])
+    if sentences:
+        yield Document(" ".join(sentences), id, stem)
+
+
+def _blocks(path: Path, file: IO[bytes]) -> Iterator[tuple[int, str]]:
+    """Sentences of a treebank, each with the line on which it begins."""
+    block: list[str] = []
+    first = 1
+    for number, line in _lines(path, file):
+        if line.strip():
+            first = first if block else number
+            block.append(line)
+        elif block:
+            yield first, "".join(block)
+            block = []
+    if block:
+        yield first, "".join(block)
