@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from itertools import islice
 from typing import Any, Protocol
 
@@ -17,7 +16,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ematrace.text.order import window_order
+from ematrace.text.order import sequences_at
+from ematrace.text.streamed import starts_after
 
 Ids = NDArray[np.int64]
 
@@ -93,20 +93,13 @@ class PackedBatches:
     def __init__(self, tokens: Windows, *, sequences: int, length: int, micro_batch: int, seed: int, reset: bool):
         self.tokens, self.length, self.reset = tokens, length, reset
         self.sequences, self.micro_batch, self.seed = sequences, micro_batch, seed
-        self.n_windows = tokens.n_windows(length)
-        if self.n_windows < 1:
-            raise ValueError(f"length is {length}, but the training text has only {tokens.n_tokens} tokens")
-        self._order = lru_cache(maxsize=2)(lambda epoch: window_order(self.n_windows, seed, epoch))
+        self.n_windows = tokens.n_windows(length)  # refuses a text that is shorter
         self._done = 0
 
-    def window_at(self, position: int) -> int:
-        epoch, place = divmod(position, self.n_windows)
-        return int(self._order(epoch)[place])
-
     def micro_batches(self, step: int, share: range) -> Iterator[MicroBatch]:
+        of_step = sequences_at(step, self.sequences, self.n_windows, self.seed)
         for m in share:
-            first = step * self.sequences + m * self.micro_batch
-            chosen = [self.window_at(first + i) for i in range(self.micro_batch)]
+            chosen = [int(i) for i in of_step[m * self.micro_batch : (m + 1) * self.micro_batch]]
             starts = [self.tokens.document_starts(i, self.length) for i in chosen] if self.reset else None
             yield assemble([self.tokens.window(i, self.length) for i in chosen], starts)
         self._done = (step + 1) * self.sequences
@@ -127,13 +120,8 @@ class StreamedBatches:
         self._windows: Iterator[Ids] | None = None
 
     def _endless(self) -> Iterator[Ids]:
-        while True:
-            empty = True
-            for window in self.stream:
-                empty = False
-                yield window
-            if empty:
-                raise ValueError(f"length is {self.length}, but the streamed text is shorter than that")
+        while True:  # a text that is shorter than one window is refused by the stream itself
+            yield from self.stream
 
     def micro_batches(self, step: int, share: range) -> Iterator[MicroBatch]:
         if self._windows is None:
@@ -141,7 +129,7 @@ class StreamedBatches:
         for m in range(self.sequences // self.micro_batch):
             windows = list(islice(self._windows, self.micro_batch))
             if m in share:
-                starts = [np.flatnonzero(w[: self.length - 1] == self.eos_id) + 1 for w in windows]
+                starts = [starts_after(window, self.eos_id) for window in windows]
                 yield assemble(windows, starts if self.reset else None)
 
     def position(self) -> dict[str, Any]:

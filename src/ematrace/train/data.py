@@ -1,21 +1,30 @@
-"""The text of a run: a tokenizer, packed training tokens (or a stream of them), packed validation tokens."""
+"""The text of a run: a tokenizer, packed training tokens (or a stream of them), validation tokens."""
 
 from __future__ import annotations
 
+import hashlib
+import io
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from ematrace.text import PackedTokens, StreamedTokens, load_tokenizer, open_source, pack, train_bpe
-from ematrace.train.batches import Batches, PackedBatches, StreamedBatches, Windows
+import numpy as np
+
+from ematrace.files import write_atomically
+from ematrace.text import load_tokenizer, open_source, pack, train_bpe
+from ematrace.text.packing import in_split
+from ematrace.text.streamed import StreamedTokens, starts_after
+from ematrace.train.batches import Batches, Ids, PackedBatches, StreamedBatches, Windows
+from ematrace.train.checkpoints import write_folder
 from ematrace.train.config import Recipe, TrainConfig
 from ematrace.train.distributed import World
 
 
 @dataclass(frozen=True)
 class TrainingData:
-    """What `prepare` leaves in the run's folder, opened."""
+    """Everything a run reads."""
 
     tokenizer: Any
     batches: Batches
@@ -29,46 +38,98 @@ class TrainingData:
         return {"train": train, "validation": self.validation.fingerprint}
 
 
+class HeldOutWindows:
+    """Windows [n, length+1] taken from the head of a stream, for validation."""
+
+    def __init__(self, windows: Ids, vocab_size: int, eos_id: int):
+        self.windows, self.vocab_size, self.eos_id = windows, vocab_size, eos_id
+        self.n_tokens = int(windows.size)
+        self.fingerprint = hashlib.sha256(windows.tobytes()).hexdigest()
+
+    def n_windows(self, length: int) -> int:
+        return len(self.windows)
+
+    def window(self, i: int, length: int) -> Ids:
+        window: Ids = self.windows[i]
+        return window
+
+    def document_starts(self, i: int, length: int) -> Any:
+        return starts_after(self.windows[i], self.eos_id)
+
+    def counts(self) -> Ids:
+        return np.bincount(self.windows[:, 1:].ravel(), minlength=self.vocab_size)
+
+
 def is_streamed(spec: str) -> bool:
     return spec.startswith("hf:")
 
 
 def prepare(
-    config: TrainConfig, recipe: Recipe, world: World, *, resumed: bool, tell: Callable[[str], None]
+    config: TrainConfig, recipe: Recipe, world: World, *, begun: bool, tell: Callable[[str], None]
 ) -> TrainingData:
-    """Tokenize once, in the first process, into the run's folder; a resumed run opens what it made before."""
-    folder = config.out / "tokens"
-    if world.first and not resumed:
-        _pack(config, folder, tell)
+    """Open the text; the first process tokenizes what nobody has tokenized before, and the others wait for it.
+
+    A run that has begun keeps the tokenizer in its folder; its text is compared by fingerprint.
+    """
+    if world.first:
+        data = _prepare(config, recipe, begun, tell)
+        world.wait()
+        return data
     world.wait()
-    tokenizer = load_tokenizer(str(folder / "tokenizer"))
-    validation = PackedTokens.open(folder / "validation", tokenizer)
+    return _prepare(config, recipe, True, tell)
+
+
+def _prepare(config: TrainConfig, recipe: Recipe, begun: bool, tell: Callable[[str], None]) -> TrainingData:
+    folder = config.out / "tokenizer"
+    if begun and folder.is_dir():
+        tokenizer = load_tokenizer(folder)
+    else:
+        tokenizer = _new_tokenizer(config, tell)
+        write_folder(folder, lambda part: tokenizer.save_pretrained(part))
+    validation = _validation(config, recipe, tokenizer, begun, tell)
     sizes: dict[str, Any] = {
         "sequences": recipe.sequences,
         "length": recipe.length,
         "micro_batch": recipe.micro_batch,
         "reset": config.reset_at_documents,
     }
+    split = "train" if config.validation is None else "all"
     if is_streamed(config.data):
-        stream = StreamedTokens(open_source(config.data), tokenizer, recipe.length)
-        return TrainingData(
-            tokenizer, StreamedBatches(stream, eos_id=tokenizer.eos_token_id, **sizes), None, validation
-        )
-    train = PackedTokens.open(folder / "train", tokenizer)
+        stream = StreamedTokens(config.data, tokenizer, recipe.length, split)
+        batches = StreamedBatches(stream, eos_id=tokenizer.eos_token_id, **sizes)
+        return TrainingData(tokenizer, batches, None, validation)
+    tell("reading the training text")
+    train = pack(config.data, tokenizer, split=split)
     return TrainingData(tokenizer, PackedBatches(train, seed=config.seed, **sizes), train, validation)
 
 
-def _pack(config: TrainConfig, folder: Path, tell: Callable[[str], None]) -> None:
-    source = open_source(config.data)
-    if config.tokenizer is None and config.data == "builtin":
-        tell(f"training a BPE of {config.vocab_size} entries")
-        tokenizer = train_bpe(source, config.vocab_size)
-    else:
-        tokenizer = load_tokenizer(config.tokenizer or "gpt2")
-    tokenizer.save_pretrained(folder / "tokenizer")
-    tell("packing tokens")
-    apart = config.validation is not None
-    if not is_streamed(config.data):
-        pack(source, tokenizer, folder / "train", split="all" if apart else "train")
-    held_out = open_source(config.validation) if config.validation is not None else source
-    pack(held_out, tokenizer, folder / "validation", split="all" if apart else "validation")
+def _new_tokenizer(config: TrainConfig, tell: Callable[[str], None]) -> Any:
+    if config.tokenizer is not None or config.data != "builtin":
+        return load_tokenizer(config.tokenizer or "gpt2")
+    tell(f"training a tokenizer of {config.vocab_size} entries")
+    split = "train" if config.validation is None else "all"
+    return train_bpe((d for d in open_source(config.data) if in_split(d.id, split)), config.vocab_size)
+
+
+def _validation(
+    config: TrainConfig, recipe: Recipe, tokenizer: Any, begun: bool, tell: Callable[[str], None]
+) -> Windows:
+    spec, split = (config.data, "validation") if config.validation is None else (config.validation, "all")
+    if not is_streamed(spec):
+        tell("reading the validation text")
+        return pack(spec, tokenizer, split=split)
+    path = config.out / "validation.npy"  # reading the head of a stream for held-out documents takes a while
+    if not (begun and path.exists()):
+        tell("reading validation text from the stream")
+        found = list(islice(StreamedTokens(spec, tokenizer, recipe.length, split), recipe.validation_sequences))
+        _save_array(path, np.stack(found))
+    windows = np.load(path, allow_pickle=False)
+    if windows.ndim != 2 or windows.shape[1] != recipe.length + 1:
+        raise ValueError(f"{path}: shape {windows.shape}, but length is {recipe.length}")
+    return HeldOutWindows(windows, len(tokenizer), tokenizer.eos_token_id)
+
+
+def _save_array(path: Path, array: Ids) -> None:
+    buffer = io.BytesIO()
+    np.save(buffer, array, allow_pickle=False)
+    write_atomically(path, buffer.getvalue())

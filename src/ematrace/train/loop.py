@@ -55,7 +55,7 @@ def _train(config: TrainConfig, recipe: Recipe, world: World, display: Display) 
     chosen = world.tell(_starting_point(config, record, display) if world.first else None)
     start = None if chosen is None else Path(chosen)
     begun = world.tell((config.out / "config.json").exists())
-    data = prepare(config, recipe, world, resumed=begun, tell=display.on_event)
+    data = prepare(config, recipe, world, begun=begun, tell=display.on_event)
     with fast_matmul(world.device):
         run = _set_up(config, recipe, record, world, data, start)
         peak = world.tell(metrics.measure_matmul_flops(world.device, precision) if world.first else None)
