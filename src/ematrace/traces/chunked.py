@@ -60,7 +60,7 @@ def _product_dtype(x: Tensor) -> torch.dtype:
     return torch.float32 if x.device.type == "mps" or _float32_products_are_exact() else torch.float64
 
 
-@torch.compiler.assume_constant_result  # type: ignore[misc]
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _float32_products_are_exact() -> bool:
     try:
         return torch.get_float32_matmul_precision() == "highest"
@@ -71,7 +71,7 @@ def _float32_products_are_exact() -> bool:
 def _scan(u_ABTD: Tensor, gain_AG: Tensor | None, keep_AG: Tensor, segment_T: Tensor | None) -> Tensor:
     """h_t = keep · h_{t-1} + gain · u_t from h = 0, anew in each segment; u's first dimension may be 1 (shared by all).
 
-    Within a chunk a lower-triangular matrix of weights does it; the chunks' last steps are then scanned in the same way.
+    Within a chunk a lower-triangular matrix of weights does it; the chunks' last steps are then scanned likewise.
     """
     T, G = u_ABTD.shape[2], keep_AG.shape[1]
     K = -(-T // CHUNK)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from numbers import Real
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -36,11 +37,12 @@ def ema_traces(
     x           [B,T,D], float16, bfloat16, float32 or float64, any strides
     alphas      rates in [0, 1]: a number, A numbers, or a tensor [A] or [A,D] (a rate for each channel)
     state       [A,B,D], what an earlier call returned, to carry on from there
-    cu_seqlens  [N+1] int32 or int64 with B = 1: sequence n is x[0, cu_seqlens[n]:cu_seqlens[n+1]]; state is then [A,N,D]
+    cu_seqlens  [N+1] int32 or int64 with B = 1: sequence n is x[0, cu_seqlens[n]:cu_seqlens[n+1]], state is [A,N,D]
     backend     "reference" (the loop), "chunked" (matrix products), "triton", or "auto"
 
-    Returns traces [A,B,T,D] in x's dtype and the state after the last step, in float32 (float64 for float64 x): computed
-    so, whatever autocast says. An empty sequence returns the state it was given. Gradients flow to x, alphas and state.
+    Returns traces [A,B,T,D] in x's dtype and the state after the last step in float32 (float64 for float64 x), which is
+    also what they are computed in, under autocast too. An empty sequence returns the state it was given. Gradients flow
+    to x, alphas and state.
 
     >>> x = torch.tensor([1.0, 0.0, 0.0]).view(1, 3, 1)
     >>> traces, state = ema_traces(x, [0.5, 1.0])
@@ -52,7 +54,7 @@ def ema_traces(
         raise ValueError(
             f"x must be [B,T,D] in float16, bfloat16, float32 or float64, got {list(x.shape)} in {x.dtype}"
         )
-    rates = _rates(alphas, x)
+    rates = rates_for(alphas, x)
     n_sequences = x.shape[0] if cu_seqlens is None else _check_packing(cu_seqlens, x)
     if state is not None:
         _check_state(state, (rates.shape[0], n_sequences, x.shape[2]), x)
@@ -96,21 +98,26 @@ def _choose(backend: str, x: Tensor, cu_seqlens: Tensor | None) -> str:
     return "triton" if x.is_cuda and x.dtype != torch.float64 and triton_scan is not None else "chunked"
 
 
-def _rates(alphas: Alphas, x: Tensor) -> Tensor:
+def rates_for(alphas: Alphas, x: Tensor) -> Tensor:
     """alphas as [A,1] or [A,D] in float64, so that 1 - a and its powers are rounded only once."""
     exact = torch.float32 if x.device.type == "mps" else torch.float64
     if isinstance(alphas, Tensor):
         return _check_rates(alphas, x).to(exact)
-    numbers = [alphas] if isinstance(alphas, Real) else list(alphas)  # type: ignore[arg-type]
-    if not numbers or not all(isinstance(a, Real) for a in numbers):
-        raise ValueError(f"alphas must be a number, numbers, or a tensor [A] or [A,D], got {alphas!r}")
+    numbers = as_numbers(alphas, "alphas")
     for a in numbers:
         if not 0.0 <= a <= 1.0:  # also catches NaN
             raise ValueError(f"alphas must lie in [0, 1], got {a}")
     if x.device.type == "cpu":
-        return torch.tensor([[float(a)] for a in numbers], dtype=exact)
+        return torch.tensor([[a] for a in numbers], dtype=exact)
     # Filled in on the device: a copy from the host would wait for it, and could not go into a CUDA graph.
-    return torch.stack([torch.full((1,), float(a), dtype=exact, device=x.device) for a in numbers])
+    return torch.stack([torch.full((1,), a, dtype=exact, device=x.device) for a in numbers])
+
+
+def as_numbers(values: float | Sequence[float], name: str) -> tuple[float, ...]:
+    numbers: list[Any] = [values] if isinstance(values, Real) else list(values)  # type: ignore[arg-type]
+    if not numbers or not all(isinstance(number, Real) for number in numbers):
+        raise ValueError(f"{name} must be a number, numbers or a tensor, got {values!r}")
+    return tuple(float(number) for number in numbers)
 
 
 def _check_rates(alphas: Tensor, x: Tensor) -> Tensor:

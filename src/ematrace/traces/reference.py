@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import torch
 from torch import Tensor
 
@@ -21,8 +23,7 @@ def ema_reference_packed(
 ) -> tuple[Tensor, Tensor]:
     """The loop over each packed sequence in turn."""
     traces, states = [], []
-    offsets = cu_seqlens.tolist()
-    for n, (start, end) in enumerate(zip(offsets, offsets[1:], strict=False)):
+    for n, (start, end) in enumerate(pairwise(cu_seqlens.tolist())):
         h = state_AND[:, n : n + 1]
         if end > start:
             trace, h = ema_reference(x_1TD[:, start:end], rates_AG, h)
