@@ -47,7 +47,7 @@ def _gelu_topk(u: Tensor, k: int, straight_through: bool) -> Tensor:
         from ematrace.ops.topk_triton import gelu_topk_forward
 
         return gelu_topk_forward(u, k)
-    z = F.gelu(u)
+    z = F.gelu(u.contiguous())
     return torch.where(topk_mask(z, k), z, 0.0)
 
 

@@ -17,7 +17,8 @@ def _gelu_topk_kernel(u_ptr, z_ptr, n_units, k, BLOCK: tl.constexpr, BITS: tl.co
     z = (0.5 * u * (1.0 + tl.erf(u * 0.7071067811865476))).to(z_ptr.dtype.element_ty)
 
     # Floats compare like integers once negatives are flipped; -0 joins +0, NaN joins +infinity, lanes outside are last.
-    ranked = tl.where(z != z, float("inf"), tl.where(z == 0, 0.0, z.to(tl.float32))).to(z_ptr.dtype.element_ty)
+    exact = z.to(tl.float32)  # Triton's interpreter compares bfloat16 as integers
+    ranked = tl.where(exact != exact, float("inf"), tl.where(exact == 0, 0.0, exact)).to(z_ptr.dtype.element_ty)
     if BITS == 16:
         bits = ranked.to(tl.int16, bitcast=True).to(tl.int32)
         key = tl.where(bits < 0, bits ^ 0x7FFF, bits) + 0x8000
