@@ -20,6 +20,8 @@ except ImportError:  # Triton comes with torch on GPU machines only
 
 BACKENDS = ("auto", "reference", "chunked", "triton")
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+# Asked once: torch.compile of torch 2.11 cannot trace the question and would break the graph there.
+AUTOCAST_DEVICES = frozenset(d for d in ("cpu", "cuda", "mps", "xpu") if torch.amp.is_autocast_available(d))
 SHORT = 4  # up to here, as in decoding step by step, the loop has less to set up than anything else
 
 Alphas = float | Sequence[float] | Tensor
@@ -172,6 +174,6 @@ def _nothing(x: Tensor, rates: Tensor, state: Tensor | None, n_sequences: int) -
 
 
 def _no_autocast(x: Tensor) -> AbstractContextManager[object]:
-    if torch.amp.is_autocast_available(x.device.type):
+    if x.device.type in AUTOCAST_DEVICES:
         return torch.autocast(x.device.type, enabled=False)
     return nullcontext()
