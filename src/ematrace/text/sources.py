@@ -5,6 +5,7 @@ from __future__ import annotations
 import glob
 import hashlib
 import importlib
+import os
 import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
@@ -67,15 +68,16 @@ class BuiltinSource(Source):
         return topics
 
     def _modules(self, stdlib: Path) -> list[str]:
-        paths = [path.relative_to(stdlib) for path in stdlib.rglob("*.py")]
-        return [
-            path.as_posix()
-            for path in paths
-            if not self._FOREIGN.intersection(path.parts)
-            and path.parts[0] not in self._NOT_CODE
-            # paths and flags of the machine that compiled this Python
-            and not path.parts[0].startswith(("_sysconfigdata", "config-"))
-        ]
+        # _sysconfigdata and config-…: paths and flags of the machine that compiled this Python
+        machine = ("_sysconfigdata", "config-")
+        names = []
+        for folder, inside, files in os.walk(stdlib):
+            at_top = Path(folder) == stdlib
+            leave_out = self._FOREIGN | (self._NOT_CODE if at_top else set())
+            inside[:] = [name for name in inside if name not in leave_out and not name.startswith(machine)]
+            modules = [name for name in files if name.endswith(".py") and not name.startswith(machine)]
+            names += [(Path(folder) / name).relative_to(stdlib).as_posix() for name in modules]
+        return names
 
 
 class FileSource(Source):

@@ -1,0 +1,100 @@
+"""Language models that look at no context: the least a trained model has to beat."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from ematrace.files import write_atomically
+
+
+class ContextFree:
+    """The same distribution at every position: p(token) = exp(log_probs[token])."""
+
+    log_probs: np.ndarray  # float64 [vocab_size]
+
+    @property
+    def vocab_size(self) -> int:
+        return len(self.log_probs)
+
+    def nll(self, ids: np.ndarray) -> float:
+        """-Σ log p(token), in nats."""
+        ids = np.asarray(ids)
+        if ids.size and not 0 <= ids.min() <= ids.max() < self.vocab_size:
+            raise ValueError(f"token {ids.min()} or {ids.max()} is not in a vocabulary of {self.vocab_size}")
+        counts = np.bincount(ids.ravel().astype(np.int64), minlength=self.vocab_size)
+        seen = counts > 0  # 0 · log 0 = 0
+        return float(-(counts[seen] @ self.log_probs[seen]))
+
+    def perplexity(self, ids: np.ndarray) -> float:
+        """exp of the mean nll."""
+        if not np.size(ids):
+            raise ValueError("perplexity of no tokens")
+        return float(np.exp(self.nll(ids) / np.size(ids)))
+
+
+class Unigram(ContextFree):
+    """p(token) = (count + smoothing) / (Σ counts + smoothing · vocab_size)."""
+
+    def __init__(self, counts: np.ndarray, smoothing: float = 1.0) -> None:
+        counts = np.asarray(counts, dtype=np.int64)
+        if counts.ndim != 1 or not len(counts) or counts.min() < 0:
+            raise ValueError(f"counts must be a row of non-negative numbers, not of shape {counts.shape}")
+        if not (np.isfinite(smoothing) and smoothing >= 0):
+            raise ValueError(f"smoothing is {smoothing}, must be finite and not negative")
+        self.counts, self.smoothing = counts, float(smoothing)
+        weights = counts + self.smoothing
+        if not weights.sum():
+            raise ValueError("counts are all zero, and so is smoothing")
+        with np.errstate(divide="ignore"):  # a token never seen has probability 0 when nothing is smoothed
+            self.log_probs = np.log(weights) - np.log(weights.sum())
+
+    def save(self, path: str | Path) -> Path:
+        return _save(path, {"counts": self.counts}, {"kind": "unigram", "smoothing": repr(self.smoothing)})
+
+    @classmethod
+    def load(cls, path: str | Path) -> Unigram:
+        tensors, metadata = _load(path, "unigram", "counts")
+        try:
+            smoothing = float(metadata["smoothing"])
+        except (KeyError, ValueError):
+            raise ValueError(f"{path}: smoothing: missing or not a number") from None
+        return cls(tensors, smoothing)
+
+
+class Uniform(ContextFree):
+    """p(token) = 1 / vocab_size."""
+
+    def __init__(self, vocab_size: int) -> None:
+        if vocab_size < 1:
+            raise ValueError(f"vocab_size is {vocab_size}, must be positive")
+        self.log_probs = np.full(vocab_size, -np.log(vocab_size))
+
+    def save(self, path: str | Path) -> Path:
+        return _save(path, {"vocab_size": np.array([self.vocab_size])}, {"kind": "uniform"})
+
+    @classmethod
+    def load(cls, path: str | Path) -> Uniform:
+        return cls(int(_load(path, "uniform", "vocab_size")[0][0]))
+
+
+def _save(path: str | Path, tensors: dict[str, np.ndarray], metadata: dict[str, str]) -> Path:
+    from safetensors.numpy import save
+
+    return write_atomically(path, save(tensors, metadata))
+
+
+def _load(path: str | Path, kind: str, name: str) -> tuple[np.ndarray, dict[str, str]]:
+    from safetensors import SafetensorError, safe_open
+
+    if not Path(path).is_file():
+        raise FileNotFoundError(f"{path}: no such file")
+    try:
+        with safe_open(path, "numpy") as file:
+            metadata = file.metadata() or {}
+            if metadata.get("kind") != kind:
+                raise ValueError(f"{path}: kind: {metadata.get('kind')!r} instead of {kind!r}")
+            return file.get_tensor(name), metadata
+    except SafetensorError as error:
+        raise ValueError(f"{path}: {error}") from None
