@@ -1,0 +1,315 @@
+"""Packed tokens against the documents they were made of; what is refused; what a failed pack leaves behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ematrace.text import Document, PackedTokens, Source, open_source, pack, train_bpe
+from ematrace.text.packing import batches, cache_folder, in_split
+
+
+class Listed(Source):
+    """Documents from a list."""
+
+    def __init__(self, texts: list[str], fails_after: int | None = None) -> None:
+        self.spec = "listed"
+        self.all = [Document(text, f"id-{i}", f"domain-{i % 2}") for i, text in enumerate(texts)]
+        self.fails_after = fails_after
+        self.failure: BaseException = KeyboardInterrupt()
+
+    def __iter__(self) -> Iterator[Document]:
+        for i, document in enumerate(self.all):
+            if i == self.fails_after:
+                raise self.failure
+            yield document
+
+    def identity(self) -> dict[str, Any]:
+        return {"texts": [d.text for d in self.all]}
+
+
+@pytest.fixture(scope="module")
+def bpe() -> Any:
+    return train_bpe(open_source("builtin", builtin_bytes=100_000), 400)
+
+
+def one_row(tokenizer: Any, texts: list[str]) -> list[int]:
+    """The oracle: each text through transformers' own call, end-of-text after each."""
+    row: list[int] = []
+    for text in texts:
+        row += tokenizer(text, split_special_tokens=True)["input_ids"] + [tokenizer.eos_token_id]
+    return row
+
+
+def snapshot(folder: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file() and p.name != ".lock"}
+
+
+texts_strategy = st.lists(
+    st.text(st.sampled_from("ab c\n<|endoftext|>é"), min_size=1, max_size=30), min_size=1, max_size=9
+)
+
+
+@given(texts=texts_strategy, shard=st.integers(1, 40), length=st.integers(1, 12))
+@settings(max_examples=60)
+def test_windows_and_documents_are_cuts_of_one_row(bpe: Any, texts: list[str], shard: int, length: int) -> None:
+    row = one_row(bpe, texts)
+    with tempfile.TemporaryDirectory() as folder:
+        packed = pack(Listed(texts), bpe, folder, shard_tokens=shard)
+        assert packed.n_tokens == len(row)
+        assert len(packed.index["shards"]) == -(-len(row) // shard)
+        np.testing.assert_array_equal(packed.counts(), np.bincount(row, minlength=400))
+
+        begins = {0} | {i + 1 for i, token in enumerate(row) if token == bpe.eos_token_id}
+        if length < len(row):
+            assert packed.n_windows(length) == (len(row) - 1) // length
+            for i in range(packed.n_windows(length)):
+                window = packed.window(i, length)
+                assert window.dtype == np.int64
+                assert window.tolist() == row[i * length : (i + 1) * length + 1]
+                expected = [p for p in range(length) if i * length + p in begins]
+                assert packed.document_starts(i, length).tolist() == expected
+
+        documents = list(packed.documents())
+        assert [d.id for d in documents] == [f"id-{i}" for i in range(len(texts))]
+        assert [d.domain for d in documents] == [f"domain-{i % 2}" for i in range(len(texts))]
+        assert [bpe.decode(d.ids[:-1]) for d in documents] == texts
+
+
+def test_batches_keep_order_and_lose_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ematrace.text.packing._BATCH_CHARACTERS", 10)
+    documents = Listed(["x" * (1 + i % 7) for i in range(50)]).all
+    groups = list(batches(documents))
+    assert [d for group in groups for d in group] == documents
+    assert len(groups) > 10
+
+
+def test_a_large_vocabulary_takes_four_bytes(tmp_path: Path) -> None:
+    from tokenizers import Tokenizer
+    from tokenizers.models import WordLevel
+    from tokenizers.pre_tokenizers import Whitespace
+    from transformers import PreTrainedTokenizerFast
+
+    words = {"<|endoftext|>": 0} | {f"w{i}": i for i in range(1, 2**16 + 1)}
+    backend = Tokenizer(WordLevel(words, unk_token="<|endoftext|>"))
+    backend.pre_tokenizer = Whitespace()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<|endoftext|>")
+    packed = pack(Listed(["w65536 w1"]), tokenizer, tmp_path)
+    assert packed.index["dtype"] == "<u4"
+    assert packed.tokens(0, 3).tolist() == [65536, 1, 0]
+
+
+def test_split_depends_on_the_id_alone(bpe: Any, tmp_path: Path) -> None:
+    source = Listed([f"text {i}" for i in range(400)])
+    parts = {
+        s: {d.id for d in pack(source, bpe, tmp_path / s, s, validation_share=0.2).documents()}
+        for s in ("train", "validation", "all")
+    }
+    assert parts["train"] | parts["validation"] == parts["all"]
+    assert not parts["train"] & parts["validation"]
+    assert 50 < len(parts["validation"]) < 110  # 80 expected, standard deviation 8
+    assert all(in_split(id, "validation", 0.2) for id in parts["validation"])
+    assert not any(in_split(id, "validation", 0) for id in parts["all"])
+    assert all(in_split(id, "validation", 1) for id in parts["all"])
+
+
+def test_packed_once_per_text_tokenizer_and_split(bpe: Any, tmp_path: Path) -> None:
+    corpus = tmp_path / "corpus.txt"
+    corpus.write_text("some text")
+    calls: list[tuple[int, int]] = []
+
+    def packed(tokenizer: Any = bpe, split: str = "all", **options: Any) -> PackedTokens:
+        return pack(str(corpus), tokenizer, tmp_path / "pack", split, progress=lambda *n: calls.append(n), **options)
+
+    first = packed()
+    assert calls == [(1, first.n_tokens)]
+    assert packed().fingerprint == first.fingerprint
+    assert len(calls) == 1  # reused
+    packed(train_bpe(["other text"], 300))
+    assert len(calls) == 2
+    packed(split="validation", validation_share=1.0)
+    packed(split="validation", validation_share=0.999999)
+    assert len(calls) == 4
+    corpus.write_text("some more")  # same size: the time of change tells
+    os.utime(corpus, ns=(0, 12345))
+    assert packed().fingerprint != first.fingerprint
+    assert len(calls) == 5
+    assert len(list((tmp_path / "pack").glob("data-*"))) == 1  # what was replaced is gone
+
+
+def test_default_folder_is_in_the_cache(bpe: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EMATRACE_CACHE", str(tmp_path))
+    assert cache_folder() == tmp_path
+    packed = pack(Listed(["a"]), bpe)
+    assert packed.folder.parent == tmp_path / "packs"
+    assert pack(Listed(["b"]), bpe).folder != packed.folder == pack(Listed(["a"]), bpe).folder
+
+
+def test_a_worker_process_maps_the_files_again(bpe: Any, tmp_path: Path) -> None:
+    packed = pack(Listed(["some text"]), bpe, tmp_path)
+    message = pickle.dumps(packed)
+    assert len(message) < 1000
+    np.testing.assert_array_equal(pickle.loads(message).window(0, 2), packed.window(0, 2))
+
+
+@pytest.mark.parametrize("kind", ["tokens-00001.bin", "offsets.bin", "documents.jsonl"])
+def test_a_wrong_checksum_is_refused_by_file_name(bpe: Any, tmp_path: Path, kind: str) -> None:
+    pack(Listed(["some text", "more"]), bpe, tmp_path, shard_tokens=3)
+    (path,) = tmp_path.glob(f"data-*/{kind}")
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    for attempt in (lambda: PackedTokens.open(tmp_path), lambda: pack(Listed(["some text", "more"]), bpe, tmp_path)):
+        with pytest.raises(ValueError, match=f"{kind}: checksum"):
+            attempt()
+    path.write_bytes(content[:-1])
+    with pytest.raises(ValueError, match=rf"{kind}: {len(content) - 1} bytes instead of {len(content)}"):
+        PackedTokens.open(tmp_path, verify=False)
+    path.unlink()
+    with pytest.raises(FileNotFoundError, match=f"{kind}: missing"):
+        PackedTokens.open(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        ({"schema": 99}, "schema: 99 instead of 1"),
+        ({"n_tokens": 3}, "n_tokens: 3 is not what the shards hold"),
+        ({"n_documents": 7}, "n_documents: 7 is not what the offsets hold"),
+        ({"dtype": "O"}, "dtype: 'O' is neither"),
+        ({"shards": None}, "shards: missing or not list"),
+        ({"documents": {"file": "../x", "bytes": 1, "sha256": ""}}, "outside the folder"),
+    ],
+)
+def test_a_broken_index_is_refused_by_field(bpe: Any, tmp_path: Path, change: dict[str, Any], complaint: str) -> None:
+    pack(Listed(["some text"]), bpe, tmp_path)
+    path = tmp_path / "index.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    with pytest.raises(ValueError, match=rf"index\.json: .*{complaint}"):
+        PackedTokens.open(tmp_path)
+    path.write_text("{")
+    with pytest.raises(ValueError, match=r"index\.json: not JSON"):
+        PackedTokens.open(tmp_path)
+
+
+def test_vocabularies_that_disagree_are_refused_with_both_numbers(bpe: Any, tmp_path: Path) -> None:
+    pack(Listed(["some text"]), bpe, tmp_path)
+    assert PackedTokens.open(tmp_path, bpe).vocab_size == 400
+    smaller = train_bpe(open_source("builtin", builtin_bytes=100_000), 300)
+    with pytest.raises(ValueError, match=r"vocabulary of 400, but the tokenizer has 300"):
+        PackedTokens.open(tmp_path, smaller)
+    other = train_bpe(["zebra quagga okapi " * 50, *map(chr, range(0x4E00, 0x4F00))], 400)
+    assert len(other) == 400
+    with pytest.raises(ValueError, match=r"packed with tokenizer \w{16}, but this tokenizer is \w{16}"):
+        PackedTokens.open(tmp_path, other)
+
+
+def test_a_sequence_longer_than_the_corpus_is_refused_with_both_numbers(bpe: Any, tmp_path: Path) -> None:
+    packed = pack(Listed(["some text"]), bpe, tmp_path)
+    n = packed.n_tokens
+    assert packed.n_windows(n - 1) == 1
+    with pytest.raises(ValueError, match=rf"a sequence of {n} tokens .* a corpus of {n}$"):
+        packed.n_windows(n)
+    with pytest.raises(IndexError, match="window 1 of 1"):
+        packed.window(1, n - 1)
+
+
+def test_an_empty_corpus_is_refused_and_leaves_no_folder(bpe: Any, tmp_path: Path) -> None:
+    (tmp_path / "empty.jsonl").write_text('{"text": ""}\n')
+    with pytest.raises(ValueError, match=r"empty\.jsonl: empty corpus"):
+        pack(str(tmp_path / "empty.jsonl"), bpe, tmp_path / "pack")
+    with pytest.raises(ValueError, match=r"listed: no document falls into the validation split .*0\.0"):
+        pack(Listed(["a"]), bpe, tmp_path / "pack", "validation", validation_share=0.0)
+    assert not (tmp_path / "pack").exists()
+    with pytest.raises(ValueError, match="split is 'test'"):
+        pack(Listed(["a"]), bpe, tmp_path / "pack", "test")
+
+
+@pytest.mark.parametrize("failure", [KeyboardInterrupt(), ValueError("a.jsonl:3: not JSON")])
+def test_a_failed_pack_leaves_everything_as_it_was(
+    bpe: Any, tmp_path: Path, failure: BaseException, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ematrace.text.packing._BATCH_DOCUMENTS", 2)
+    old = pack(Listed(["old text"]), bpe, tmp_path / "pack")
+    before = snapshot(tmp_path)
+    broken = Listed(["new"] * 9, fails_after=5)
+    broken.failure = failure
+    for folder in ("pack", "fresh"):
+        with pytest.raises(type(failure)):
+            pack(broken, bpe, tmp_path / folder)
+    assert snapshot(tmp_path) == before
+    assert not (tmp_path / "fresh").exists()
+    assert PackedTokens.open(tmp_path / "pack", bpe).fingerprint == old.fingerprint
+
+
+def test_a_folder_with_other_things_in_it_is_not_touched(bpe: Any, tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").write_text("years of work")
+    with pytest.raises(ValueError, match=r"holds thesis\.tex and no packed tokens"):
+        pack(Listed(["a"]), bpe, tmp_path)
+    (tmp_path / "index.json").write_text("{}")
+    with pytest.raises(ValueError, match="schema: None"):
+        pack(Listed(["a"]), bpe, tmp_path)
+    assert snapshot(tmp_path) == {"thesis.tex": b"years of work", "index.json": b"{}"}
+    with pytest.raises(NotADirectoryError, match=r"thesis\.tex: is a file"):
+        pack(Listed(["a"]), bpe, tmp_path / "thesis.tex")
+
+
+def test_a_full_disk_while_packing_loses_nothing(bpe: Any, tmp_path: Path) -> None:
+    """A limit on the size of files stands in for the full disk: the same error from the same call."""
+    (tmp_path / "big.txt").write_text("many words in a row\n" * 20_000)
+    (tmp_path / "small.txt").write_text("few words")
+    bpe.save_pretrained(tmp_path / "tokenizer")
+    old = pack(str(tmp_path / "small.txt"), bpe, tmp_path / "pack")
+    before = snapshot(tmp_path)
+    code = """
+import resource, signal, sys
+from ematrace.text import load_tokenizer, pack
+root = sys.argv[1]
+tokenizer = load_tokenizer(root + "/tokenizer")
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (65536, 65536))
+try:
+    pack(root + "/big.txt", tokenizer, root + "/pack")
+except OSError as error:
+    print(error)
+    sys.exit(7)
+"""
+    run = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True)
+    assert run.returncode == 7, run.stderr
+    assert f"File too large: '{tmp_path / 'pack'}" in run.stdout
+    assert len(run.stdout.splitlines()) == 1
+    assert "Traceback" not in run.stderr
+    assert snapshot(tmp_path) == before
+    assert PackedTokens.open(tmp_path / "pack", bpe).fingerprint == old.fingerprint
+
+
+def test_processes_that_want_the_same_pack_agree(bpe: Any, tmp_path: Path) -> None:
+    bpe.save_pretrained(tmp_path / "tokenizer")
+    (tmp_path / "corpus.txt").write_text("some words\n" * 1000)
+    code = """
+import sys
+from ematrace.text import load_tokenizer, pack
+root = sys.argv[1]
+packed = pack(root + "/corpus.txt", load_tokenizer(root + "/tokenizer"), root + "/pack", progress=lambda *n: print("packing"))
+print(packed.fingerprint)
+"""
+    runs = [
+        subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+        for _ in range(2)
+    ]
+    lines = [run.communicate()[0].split() for run in runs]
+    assert [run.returncode for run in runs] == [0, 0]
+    assert lines[0][-1] == lines[1][-1]
+    assert sum(line == "packing" for output in lines for line in output) == 1
