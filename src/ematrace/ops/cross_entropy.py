@@ -40,7 +40,7 @@ def linear_cross_entropy(
     if reduction not in ("mean", "sum"):
         raise ValueError(f"reduction must be 'mean' or 'sum', got {reduction!r}")
     device = hidden.device.type
-    if torch.is_autocast_enabled(device):
+    if torch.is_autocast_enabled(device) and hidden.dtype != torch.float64:  # which autocast leaves alone
         hidden = hidden.to(torch.get_autocast_dtype(device))
     targets = targets.reshape(-1)
     needs_gradient = torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad)
@@ -94,7 +94,7 @@ def _softmax_loss(
     if not needs_gradient:
         return loss, logits
     grad = (exact - log_sum).exp_().scatter_add_(1, target, -torch.ones_like(log_sum))
-    grad = (grad * counted.unsqueeze(1)).to(logits.dtype)
+    grad = torch.where(counted.unsqueeze(1), grad, 0.0).to(logits.dtype)
     return loss, F.pad(grad, (0, logits.shape[1] - vocabulary))
 
 

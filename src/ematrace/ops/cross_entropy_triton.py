@@ -34,7 +34,8 @@ def _softmax_loss_kernel(
         total = total * tl.exp(largest - larger) + tl.sum(tl.exp(x - larger))
         largest = larger
     log_sum = largest + tl.log(total)
-    at_target = tl.load(logits_ptr + tl.where(counted, target, 0)).to(tl.float32)
+    valid = (target >= 0) & (target < vocabulary)  # another target shows as NaN, instead of reading foreign memory
+    at_target = tl.load(logits_ptr + target, mask=valid, other=float("nan")).to(tl.float32)
     tl.store(loss_ptr + row, tl.where(counted, log_sum - at_target, 0.0))
 
     if GRADIENT:
