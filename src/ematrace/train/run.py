@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,11 @@ from ematrace.train.config import Recipe, TrainConfig
 from ematrace.train.distributed import World, accumulating
 from ematrace.train.loss import LanguageModelLoss
 from ematrace.train.schedule import learning_rate
+
+
+@cache
+def _versions() -> dict[str, str]:
+    return {name: metadata.version(name) for name in ("torch", "transformers", "safetensors", "numpy")}
 
 
 class NonFiniteLoss(ValueError):
@@ -185,7 +191,7 @@ class Run:
             "data_fingerprints": dict(self.fingerprints),
             "config": dict(self.record),
             "elapsed_seconds": self.seconds,
-            "versions": {name: metadata.version(name) for name in ("torch", "transformers", "safetensors", "numpy")},
+            "versions": _versions(),
             "random": state.random_state(self.world.device),
         }
 

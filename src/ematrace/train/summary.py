@@ -86,8 +86,8 @@ def simple_baselines(train: Windows | None, targets: Ids, vocab_size: int) -> di
     from ematrace.baselines.language import Uniform, Unigram
 
     return {
-        "unigram_cross_entropy": None if train is None else float(Unigram(train.counts()).nll(targets)),
-        "uniform_cross_entropy": float(Uniform(vocab_size).nll(targets)),
+        "unigram_cross_entropy": None if train is None else Unigram(train.counts()).nll(targets) / len(targets),
+        "uniform_cross_entropy": Uniform(vocab_size).nll(targets) / len(targets),
     }
 
 

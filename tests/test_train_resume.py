@@ -1,0 +1,267 @@
+"""A run that was stopped, killed or damaged and resumed goes through the same numbers as one that never was."""
+
+from __future__ import annotations
+
+import json
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from ematrace.train import DamagedCheckpoint, NonFiniteLoss, TrainConfig, train
+from ematrace.train.checkpoints import list_checkpoints, newest_whole, verify, write_folder
+from train_support import as_json, curve, digest, environment, finish, start, tiny_config, write_text
+
+
+class Events:
+    """A display that keeps what it was told, and can raise a signal at a step."""
+
+    def __init__(self, at_step: int | None = None, number: int = signal.SIGTERM) -> None:
+        self.texts: list[str] = []
+        self.at_step, self.number = at_step, number
+
+    def on_start(self, total_steps: int) -> None: ...
+
+    def on_step(self, metrics: dict[str, int]) -> None:
+        if metrics["step"] == self.at_step:
+            signal.raise_signal(self.number)
+
+    def on_event(self, text: str) -> None:
+        self.texts.append(text)
+
+    def close(self) -> None: ...
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_text(tmp_path_factory.mktemp("text"))
+
+
+@pytest.fixture(autouse=True)
+def one_thread(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("EMATRACE_CACHE", str(tmp_path_factory.getbasetemp() / "ematrace-cache"))
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
+def whole(text: Path, tmp_path_factory: pytest.TempPathFactory) -> TrainConfig:
+    """A run of 20 steps that nothing disturbed."""
+    config = tiny_config(text, tmp_path_factory.mktemp("whole") / "run")
+    code, _, err = finish(start("train_worker.py", as_json(config)))
+    assert code == 0, err
+    return config
+
+
+def copy_of(config: TrainConfig, out: Path, **changes: object) -> TrainConfig:
+    shutil.copytree(config.out, out)
+    return replace(config, out=out, resume="auto", **changes)
+
+
+@pytest.mark.parametrize("preset", ["gpt2-tiny", "spen-tiny"])
+def test_stopped_and_resumed_is_bitwise_the_run_that_was_not(text: Path, tmp_path: Path, preset: str) -> None:
+    straight = tiny_config(text, tmp_path / "straight", preset=preset)
+    train(straight)
+    broken = replace(straight, out=tmp_path / "broken", checkpoint_every=1000)
+    stopped = train(broken, display=Events(at_step=9))
+    assert stopped.stopped == "SIGTERM"
+    assert stopped.step == 10  # raised after step 9 was shown: the next one is finished, then saved
+    assert [p.name for p in list_checkpoints(broken.out / "checkpoints")] == ["step-00000010"]
+    torch.rand(7)  # whatever happens to the generators in between
+    resumed = train(replace(broken, resume="auto"))
+    assert resumed.stopped is None
+    assert curve(broken.out) == curve(straight.out)
+    assert len(curve(broken.out)) == 20
+    assert digest(broken.out) == digest(straight.out)
+
+
+def test_streamed_text_resumes_bitwise(text: Path, tmp_path: Path) -> None:
+    pytest.importorskip("datasets")
+    spec = f"hf:json:{text / 'train.jsonl'}"
+    straight = tiny_config(text, tmp_path / "straight", data=spec)
+    train(straight)
+    broken = replace(straight, out=tmp_path / "broken")
+    train(broken, display=Events(at_step=7))
+    train(replace(broken, resume="auto"))
+    assert digest(broken.out) == digest(straight.out)
+
+
+@pytest.mark.slow
+def test_twenty_kills_lead_to_the_same_weights(text: Path, tmp_path: Path) -> None:
+    config = tiny_config(text, tmp_path / "unused", tokens=16 * 64, checkpoint_every=2)
+    code, out, err = finish(start("train_killer.py", as_json(config), str(tmp_path / "runs"), "20", "0"), timeout=300)
+    assert code == 0, err
+    (expected, _, _), *killed = json.loads(out.splitlines()[-1])
+    assert sum(kills for _, kills, _ in killed) >= 20
+    assert sum(torn for _, _, torn in killed) >= 1, "no kill fell into the writing of a checkpoint"
+    assert {digest for digest, _, _ in killed} == {expected}
+
+
+def test_sigterm_and_ctrl_c_save_and_exit(text: Path, tmp_path: Path) -> None:
+    for number, code in ((signal.SIGTERM, 0), (signal.SIGINT, 130)):
+        config = tiny_config(text, tmp_path / str(code), tokens=100_000 * 64, checkpoint_every=100_000, keep=1)
+        process = start("train_worker.py", as_json(config))
+        assert process.stdout is not None
+        while process.stdout.readline() != "step\n":
+            pass
+        process.send_signal(number)
+        found, _, err = finish(process)
+        assert found == code, err
+        (checkpoint,) = list_checkpoints(config.out / "checkpoints")
+        verify(checkpoint)
+        assert len(curve(config.out)) == int(checkpoint.name.removeprefix("step-"))
+        assert not (config.out / "model").exists()
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "optimizer.safetensors", "state.json", "manifest.json"])
+@pytest.mark.parametrize("damage", ["truncated", "tampered", "missing"])
+def test_damaged_checkpoint_is_named_and_the_one_before_it_used(
+    whole: TrainConfig, tmp_path: Path, name: str, damage: str
+) -> None:
+    config = copy_of(whole, tmp_path / "run")
+    path = config.out / "checkpoints" / "step-00000020" / name
+    content = path.read_bytes()
+    if damage == "truncated":
+        path.write_bytes(content[: len(content) // 2])
+    elif damage == "tampered":
+        middle = len(content) // 2
+        path.write_bytes(content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :])
+    else:
+        path.unlink()
+    events: list[str] = []
+    chosen = newest_whole(config.out / "checkpoints", events.append)
+    assert chosen is not None
+    assert chosen.name == "step-00000015"
+    (event,) = events
+    assert "step-00000020" in event
+    if not (name == "manifest.json" and damage == "tampered"):  # then it is another file that does not match
+        assert str(path) in event
+    assert "\n" not in event
+
+
+def test_resume_past_damage_ends_in_the_same_run(whole: TrainConfig, tmp_path: Path) -> None:
+    config = copy_of(whole, tmp_path / "run")
+    (config.out / "checkpoints" / "step-00000020" / "model.safetensors").write_bytes(b"")
+    shutil.rmtree(config.out / "model")
+    display = Events()
+    train(config, display=display)
+    assert any("refused" in t and "step-00000020/model.safetensors" in t for t in display.texts)
+    assert curve(config.out) == curve(whole.out)
+    assert digest(config.out) == digest(whole.out)
+    verify(config.out / "checkpoints" / "step-00000020")
+
+
+def test_nothing_whole_is_an_error(whole: TrainConfig, tmp_path: Path) -> None:
+    config = copy_of(whole, tmp_path / "run")
+    for checkpoint in list_checkpoints(config.out / "checkpoints"):
+        (checkpoint / "state.json").unlink()
+    with pytest.raises(DamagedCheckpoint, match="no whole checkpoint"):
+        train(config)
+
+
+def test_a_folder_with_a_run_is_not_overwritten(whole: TrainConfig, tmp_path: Path) -> None:
+    config = replace(copy_of(whole, tmp_path / "run"), resume="never")
+    before = sorted((p, p.stat().st_mtime_ns) for p in config.out.rglob("*"))
+    with pytest.raises(ValueError, match="--resume auto"):
+        train(config)
+    assert sorted((p, p.stat().st_mtime_ns) for p in config.out.rglob("*")) == before
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("seed", 1), ("preset", "spen-tiny"), ("tokens", 30 * 64), ("sequences", 8), ("length", 8), ("lr", 1e-3)],
+)
+def test_contradicting_settings_are_refused_by_name(
+    whole: TrainConfig, tmp_path: Path, field: str, value: object
+) -> None:
+    config = copy_of(whole, tmp_path / "run", **{field: value})
+    with pytest.raises(ValueError, match=f"field '{field}'"):
+        train(config)
+
+
+def test_other_text_under_the_same_name_is_refused(text: Path, whole: TrainConfig, tmp_path: Path) -> None:
+    config = copy_of(whole, tmp_path / "run")
+    path = text / "train.jsonl"
+    before = path.read_text(encoding="utf-8")
+    try:
+        path.write_text(before + json.dumps({"text": "one more dog", "id": "new"}) + "\n", encoding="utf-8")
+        with pytest.raises(ValueError, match="data_fingerprints"):
+            train(config)
+    finally:
+        path.write_text(before, encoding="utf-8")
+
+
+def test_what_is_only_written_down_may_change(whole: TrainConfig, tmp_path: Path) -> None:
+    config = copy_of(whole, tmp_path / "run", checkpoint_every=7, keep=5, log_every=2, micro_batch=4)
+    assert train(config).step == 20
+
+
+def test_resume_from_a_checkpoint_by_its_path(whole: TrainConfig, tmp_path: Path) -> None:
+    branch = replace(whole, out=tmp_path / "branch", resume=str(whole.out / "checkpoints" / "step-00000015"))
+    train(branch)
+    assert curve(branch.out) == curve(whole.out)[15:]
+    with pytest.raises(ValueError, match="another run"):
+        train(branch)
+    with pytest.raises(ValueError, match="not auto, never"):
+        train(replace(branch, resume="newest", out=tmp_path / "other"))
+
+
+def test_non_finite_loss_stops_before_the_update(text: Path, tmp_path: Path) -> None:
+    # The first update throws the weights to 1e30, the second finds a loss that is not a number.
+    config = tiny_config(text, tmp_path / "run", lr=1e30, warmup=0, checkpoint_every=1)
+    with pytest.raises(NonFiniteLoss, match=r"step 2: the (loss|gradient norm) is .*step-00000001") as caught:
+        train(config)
+    assert "\n" not in str(caught.value)
+    (checkpoint,) = list_checkpoints(config.out / "checkpoints")
+    verify(checkpoint)
+    assert len(curve(config.out)) == 1
+
+
+def test_full_disk_leaves_the_checkpoints_before_it(text: Path, tmp_path: Path) -> None:
+    config = tiny_config(text, tmp_path / "run", checkpoint_every=5)
+    train(replace(config, tokens=20 * 64), display=Events(at_step=4))
+    before = {p: p.read_bytes() for p in (config.out / "checkpoints").rglob("*") if p.is_file()}
+    assert before
+
+    def no_room() -> None:  # no file larger than this, and an error instead of a signal: like a disk that fills up
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
+
+    full = subprocess.run(
+        [sys.executable, "train_worker.py", as_json(replace(config, resume="auto"))],
+        cwd=Path(__file__).parent,
+        env=environment(),
+        preexec_fn=no_room,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert full.returncode == 2, full.stderr
+    (line,) = [line for line in full.stderr.splitlines() if line.startswith("error: ")]
+    assert "not written" in line or "File too large" in line
+    assert {p: p.read_bytes() for p in (config.out / "checkpoints").rglob("*") if p.is_file()} == before
+    assert train(replace(config, resume="auto")).step == 20
+
+
+def test_folder_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
+    def good(part: Path) -> None:
+        (part / "a").write_text("1", encoding="utf-8")
+
+    def bad(part: Path) -> None:
+        (part / "a").write_text("2", encoding="utf-8")
+        raise OSError("no space left")
+
+    write_folder(tmp_path / "x", good)
+    with pytest.raises(OSError, match="no space"):
+        write_folder(tmp_path / "x", bad)
+    assert (tmp_path / "x" / "a").read_text(encoding="utf-8") == "1"
+    assert [p.name for p in tmp_path.iterdir()] == ["x"]
