@@ -103,7 +103,7 @@ class EMATraces(nn.Module):
 
 
 def _listed(values: float | Sequence[float] | Tensor) -> float | Sequence[float]:
-    return values.tolist() if isinstance(values, Tensor) else values  # type: ignore[no-any-return]
+    return values.tolist() if isinstance(values, Tensor) else values
 
 
 def _masked(

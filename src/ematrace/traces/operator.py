@@ -123,7 +123,7 @@ def as_numbers(values: float | Sequence[float], name: str) -> tuple[float, ...]:
 
 
 def _check_rates(alphas: Tensor, x: Tensor) -> Tensor:
-    if alphas.dim() > 2 or alphas.numel() == 0 or not alphas.is_floating_point():
+    if alphas.dim() > 2 or (alphas.dim() and alphas.shape[0] == 0) or not alphas.is_floating_point():
         raise ValueError(f"alphas must be floating point [A] or [A,D], got {list(alphas.shape)} in {alphas.dtype}")
     if alphas.dim() == 2 and alphas.shape[1] != x.shape[2]:
         raise ValueError(f"alphas [A,D] must have D = {x.shape[2]} as x, got {list(alphas.shape)}")
