@@ -302,7 +302,8 @@ def test_processes_that_want_the_same_pack_agree(bpe: Any, tmp_path: Path) -> No
 import sys
 from ematrace.text import load_tokenizer, pack
 root = sys.argv[1]
-packed = pack(root + "/corpus.txt", load_tokenizer(root + "/tokenizer"), root + "/pack", progress=lambda *n: print("packing"))
+tokenizer = load_tokenizer(root + "/tokenizer")
+packed = pack(root + "/corpus.txt", tokenizer, root + "/pack", progress=lambda *n: print("packing"))
 print(packed.fingerprint)
 """
     runs = [

@@ -29,14 +29,18 @@ TREEBANK = """# newdoc id = story-1
 4\t.\t.\tPUNCT\t_\t_\t3\tpunct\t_\t_
 
 # sent_id = 2
-# text = It purred.
+# text = It purred
 1\tIt\tit\tPRON\t_\t_\t2\tnsubj\t_\t_
 2\tpurred\tpurr\tVERB\t_\t_\t0\troot\t_\t_
+2.1\tloudly\tloudly\tADV\t_\t_\t_\t_\t2:advmod\t_
 
 # newdoc
 # sent_id = 3
-# text = End.
-1\tEnd\tend\tNOUN\t_\t_\t0\troot\t_\t_
+# text = Don't!
+1-2\tDon't\t_\t_\t_\t_\t_\t_\t_\tSpaceAfter=No
+1\tDo\tdo\tAUX\t_\t_\t0\troot\t_\t_
+2\tn't\tnot\tPART\t_\t_\t1\tadvmod\t_\t_
+3\t!\t!\tPUNCT\t_\t_\t1\tpunct\t_\t_
 """
 
 
@@ -80,9 +84,16 @@ def test_plain_text_and_treebanks_compressed_in_every_way(tmp_path: Path, suffix
     bank = tmp_path / f"en-ud.conllu{suffix}"
     bank.write_bytes(COMPRESS[suffix](TREEBANK.encode()))
     assert list(open_source(str(bank))) == [
-        Document("The cat sat. It purred.", "story-1", "en-ud"),
-        Document("End.", f"{bank.name}:2", "en-ud"),
+        Document("The cat sat. It purred", "story-1", "en-ud"),
+        Document("Don't!", f"{bank.name}:2", "en-ud"),
     ]
+
+
+def test_a_treebank_without_text_comments_gives_the_same_text(tmp_path: Path) -> None:
+    (tmp_path / "a.conllu").write_text(TREEBANK)
+    (tmp_path / "b.conllu").write_text("".join(line for line in TREEBANK.splitlines(True) if "# text" not in line))
+    with_comments, without = ([d.text for d in open_source(str(tmp_path / f"{name}.conllu"))] for name in "ab")
+    assert with_comments == without
 
 
 def test_folders_and_globs_are_sorted_and_ids_do_not_depend_on_where_the_corpus_lies(tmp_path: Path) -> None:
@@ -136,7 +147,7 @@ def test_builtin_is_prose_and_code_of_a_fixed_order_and_size() -> None:
         ("a.jsonl", b'{"text": "\\ud800"}\n', r"a\.jsonl:1: field text has half a surrogate pair"),
         ("a.jsonl", b"[" * 100_000 + b"\n", r"a\.jsonl:1: not JSON"),
         ("a.conllu", b"# text = A\nnot-a-row\n", r"a\.conllu:1: not CoNLL-U"),
-        ("a.conllu", TREEBANK.replace("# text = It purred.\n", "").encode(), r"a\.conllu:9: sentence without"),
+        ("a.conllu", TREEBANK.encode() + b"\n# text = A\nnot-a-row\n", r"a\.conllu:23: not CoNLL-U"),
         ("a.txt.xz", lzma.compress(b"x" * 9999)[:-20], r"a\.txt\.xz: compressed file ends too early"),
         ("a.txt.gz", gzip.compress(b"x" * 9999)[:-12], r"a\.txt\.gz: compressed file ends too early"),
         ("a.txt.zst", zstd(b"x" * 9999)[:-4], r"a\.txt\.zst: .*[Tt]runcated"),

@@ -144,9 +144,10 @@ def _treebank(path: Path, file: IO[bytes], name: str, stem: str) -> Iterator[Doc
     line, n_documents = 0, 0
     for line, block in _blocks(path, file):
         try:
-            metadata = conllu.parse(block)[0].metadata
+            sentence = conllu.parse(block)[0]
         except (conllu.exceptions.ParseException, IndexError) as error:
             raise ValueError(f"{path}:{line}: not CoNLL-U: {str(error).splitlines()[0]}") from None
+        metadata = sentence.metadata
         begins = [key for key in metadata if key.startswith("newdoc")]
         if begins and sentences:
             yield Document(" ".join(sentences), id, stem)
@@ -154,11 +155,26 @@ def _treebank(path: Path, file: IO[bytes], name: str, stem: str) -> Iterator[Doc
         if begins or not n_documents:
             n_documents += 1
             id = str(metadata.get("newdoc id") or f"{name}:{n_documents}")
-        if not metadata.get("text"):
-            raise ValueError(f"{path}:{line}: sentence without a # text comment")
-        sentences.append(metadata["text"])
+        sentences.append(metadata.get("text") or _surface(sentence))
     if sentences:
         yield Document(" ".join(sentences), id, stem)
+
+
+def _surface(sentence: Any) -> str:
+    """The text that the rows spell, for treebanks of the first version, which have no `# text` comments."""
+    text, covered = "", 0
+    for token in sentence:
+        if isinstance(token["id"], tuple):
+            _, kind, last = token["id"]
+            if kind == ".":  # an ellipsis that analysis put in
+                continue
+            covered = last  # 1-2 don't: its parts do and n't come next
+        elif token["id"] <= covered:
+            continue
+        text += token["form"]
+        if (token.get("misc") or {}).get("SpaceAfter") != "No":
+            text += " "
+    return text.rstrip()
 
 
 def _blocks(path: Path, file: IO[bytes]) -> Iterator[tuple[int, str]]:
