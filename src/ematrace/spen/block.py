@@ -27,6 +27,7 @@ class SpenBlock(GradientCheckpointingLayer):
         self.norm = nn.LayerNorm(d, eps=config.layer_norm_epsilon)
         self.W_up = nn.Linear(d, config.d_ff, bias=False)
         self.W_down = nn.Linear(config.d_ff, d, bias=False)
+        self.W_down.initial_scale = config.n_layers**-0.5  # the outputs of n_layers add up in the residual stream
 
     def forward(
         self, x: Tensor, state: BlockState, mask: Tensor | None = None, cu_seqlens: Tensor | None = None
@@ -40,8 +41,10 @@ class SpenBlock(GradientCheckpointingLayer):
         traces, trace_state = ema_traces(x, self.config.alphas, state.traces, cu_seqlens)
         x_hat, past = self.predictor(x, traces, state.predictor, mask, cu_seqlens)
         x_next, z = self.respond(x, traces, x_hat)
-        balance = self.training and self.config.ffn == "topk" and self.config.load_balance > 0
-        return x_next, BlockState(trace_state, past), load_balance_loss(z) if balance else None
+        if not (self.training and self.config.ffn == "topk" and self.config.load_balance > 0):
+            return x_next, BlockState(trace_state, past), None
+        used = z if mask is None else z * mask.unsqueeze(-1)
+        return x_next, BlockState(trace_state, past), load_balance_loss(used)
 
     def respond(self, x: Tensor, traces: Tensor, x_hat: Tensor) -> tuple[Tensor, Tensor]:
         """Alg. 1, lines 3 to 7: x' and the feed-forward units z."""

@@ -48,12 +48,10 @@ class SpenPreTrainedModel(PreTrainedModel):
     def _init_weights(self, module: nn.Module) -> None:
         std = self.config.initializer_range
         if isinstance(module, nn.Linear | nn.Embedding):
-            init.normal_(module.weight, mean=0.0, std=std)
+            init.normal_(module.weight, mean=0.0, std=std * getattr(module, "initial_scale", 1.0))
         elif isinstance(module, nn.LayerNorm):
             init.ones_(module.weight)
             init.zeros_(module.bias)
-        elif isinstance(module, SpenBlock):  # after its own layers: n_layers of these add up in the residual stream
-            init.normal_(module.W_down.weight, mean=0.0, std=std / self.config.n_layers**0.5)
 
 
 class SpenModel(SpenPreTrainedModel):
@@ -91,6 +89,11 @@ class SpenModel(SpenPreTrainedModel):
         if torch.is_autocast_enabled(x.device.type) and not self.config.residual_in_fp32:
             x = x.to(torch.get_autocast_dtype(x.device.type))
         cache = past_key_values if past_key_values is not None else SpenCache.empty(self.config.n_layers)
+        past_is_lost = cu_seqlens is not None and self.config.predictor_reads != "traces_now"
+        if past_is_lost and cache.seen_tokens:
+            raise ValueError(
+                "past_key_values and cu_seqlens: an attention predictor carries no past of packed sequences"
+            )
         mask, order = self._padding(attention_mask, x, cache, cu_seqlens)
         if order is not None:
             x = x.gather(1, order.unsqueeze(-1).expand_as(x))
@@ -109,7 +112,7 @@ class SpenModel(SpenPreTrainedModel):
             back = order.argsort(1)
             hidden_states = [h.gather(1, back.unsqueeze(-1).expand_as(h)) for h in hidden_states]
 
-        use_cache = self.config.use_cache if use_cache is None else use_cache
+        use_cache = (self.config.use_cache if use_cache is None else use_cache) and not past_is_lost
         output_hidden_states = (
             self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
         )
@@ -119,7 +122,8 @@ class SpenModel(SpenPreTrainedModel):
             hidden_states=tuple(hidden_states) if output_hidden_states else None,
             aux_loss=torch.stack(balance).mean() if balance else None,
         )
-        return output if return_dict is not False else output.to_tuple()
+        return_dict = self.config.return_dict if return_dict is None else return_dict
+        return output if return_dict else output.to_tuple()
 
     @staticmethod
     def _padding(
@@ -192,7 +196,7 @@ class SpenForCausalLM(SpenPreTrainedModel, GenerationMixin):
         with batch 1.
         """
         output = self.model(
-            input_ids, attention_mask, past_key_values, inputs_embeds, cu_seqlens, use_cache, output_hidden_states
+            input_ids, attention_mask, past_key_values, inputs_embeds, cu_seqlens, use_cache, output_hidden_states, True
         )
         hidden = output.last_hidden_state
         if labels is not None and shift_labels is None:
@@ -221,7 +225,8 @@ class SpenForCausalLM(SpenPreTrainedModel, GenerationMixin):
             cross_entropy=cross_entropy,
             aux_loss=output.aux_loss,
         )
-        return result if return_dict is not False else result.to_tuple()
+        return_dict = self.config.return_dict if return_dict is None else return_dict
+        return result if return_dict else result.to_tuple()
 
     def prepare_inputs_for_generation(self, input_ids: Tensor, **kwargs: Any) -> dict[str, Any]:
         inputs: dict[str, Any] = super().prepare_inputs_for_generation(input_ids, **kwargs)
@@ -240,6 +245,5 @@ def _shifted(labels: Tensor, cu_seqlens: Tensor | None) -> Tensor:
     shifted = torch.full_like(labels, -100)
     shifted[:, :-1] = labels[:, 1:]
     if cu_seqlens is not None:
-        ends = cu_seqlens[1:].long() - 1
-        shifted[:, ends[ends >= 0]] = -100
+        shifted[:, cu_seqlens[1:].long() - 1] = -100  # -1, of an empty first sequence, is the last position: -100 too
     return shifted

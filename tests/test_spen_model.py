@@ -1,0 +1,422 @@
+"""SPEN against Algorithm 1 written as a loop over tokens in float64 numpy; every switch against its own definition."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from scipy.special import erf
+from torch import Tensor
+
+from ematrace.spen import SpenConfig, SpenForCausalLM
+from ematrace.spen.block import SpenBlock, load_balance_loss
+from ematrace.spen.cache import BlockState
+from ematrace.spen.predictors import build_predictor
+from ematrace.traces import ema_traces
+
+PREDICTORS = [
+    ("static", "traces_now"),
+    *itertools.product(("linear", "softmax"), ("traces_now", "trace_sequence", "inputs")),
+]
+OF_SEQUENCES = [pair for pair in PREDICTORS if pair[1] != "traces_now"]
+SMALL = {"vocab_size": 29, "d_model": 8, "d_ff": 20, "n_layers": 2, "k": 6, "n_heads": 2, "gamma": 0.9}
+SMALL |= {"bos_token_id": None, "eos_token_id": None}
+
+
+def build(seed: int = 0, **changes: Any) -> SpenForCausalLM:
+    """Weights large enough that every term of the algorithm shows in the logits."""
+    torch.manual_seed(seed)
+    config = SpenConfig(**{**SMALL, "initializer_range": 0.4, **changes})
+    model = SpenForCausalLM(config).double().eval()
+    with torch.no_grad():
+        for name, p in model.named_parameters():
+            if "norm" in name:
+                p.add_(0.3 * torch.randn_like(p))
+    return model
+
+
+def unit(v: np.ndarray) -> np.ndarray:
+    length = np.sqrt((v**2).sum())
+    return v / length if length > 0 else np.zeros_like(v)
+
+
+def rms(v: np.ndarray) -> np.ndarray:
+    return unit(v) * np.sqrt(v.size)
+
+
+def softmax(v: np.ndarray) -> np.ndarray:
+    e = np.exp(v - v.max())
+    return e / e.sum()
+
+
+class Oracle:
+    """Algorithm 1 of the paper, token by token; the ablation's predictors from their definitions."""
+
+    def __init__(self, model: SpenForCausalLM) -> None:
+        self.config = model.config
+        self.weights = {name: p.detach().numpy() for name, p in model.named_parameters()}
+
+    def logits(self, ids: list[int]) -> np.ndarray:
+        embedding = self.weights["model.embed_tokens.weight"]
+        xs = [embedding[i] for i in ids]
+        for layer in range(self.config.n_layers):
+            xs = self.block(f"model.layers.{layer}.", xs)
+        return np.array([embedding @ self.layer_norm("model.norm.", x) for x in xs])
+
+    def layer_norm(self, prefix: str, c: np.ndarray) -> np.ndarray:
+        scaled = (c - c.mean()) / np.sqrt(c.var() + self.config.layer_norm_epsilon)
+        return scaled * self.weights[prefix + "weight"] + self.weights[prefix + "bias"]
+
+    def block(self, prefix: str, xs: list[np.ndarray]) -> list[np.ndarray]:
+        W = {name.removeprefix(prefix).removesuffix(".weight"): w for name, w in self.weights.items() if prefix in name}
+        W_f, W_m, W_s = np.split(W["W_h"], 3, axis=1)
+        hs: list[np.ndarray] = []
+        out = []
+        h = np.zeros((3, self.config.d_model))
+        for t, x in enumerate(xs):
+            h = np.array([(1 - alpha) * h_a + alpha * x for alpha, h_a in zip(self.config.alphas, h, strict=True)])
+            hs.append(h)
+            h_f, h_m, h_s = h
+            x_hat = self.predict(W, t, xs, hs)
+            e = x - x_hat
+            c = x + W_f @ h_f + W_m @ h_m + W_s @ h_s + W["W_e"] @ e
+            u = W["W_up"] @ self.layer_norm(prefix + "norm.", c)
+            z = u * 0.5 * (1 + erf(u / np.sqrt(2)))
+            if self.config.ffn == "topk":
+                dropped = np.argsort(-z, kind="stable")[self.config.k :]
+                z[dropped] = 0
+            out.append((x if self.config.residual == "ffn" else c) + W["W_down"] @ z)
+        return out
+
+    def predict(self, W: dict[str, np.ndarray], t: int, xs: list[np.ndarray], hs: list[np.ndarray]) -> np.ndarray:
+        config, W = self.config, {name.removeprefix("predictor."): w for name, w in W.items()}
+        slow = hs[t][2]
+        if config.predictor == "static":
+            return W["W_pred"] @ unit(slow)
+        scale = unit if config.predictor == "linear" else rms
+        q = W["W_q"] @ scale(slow)
+        if config.predictor_reads == "traces_now":
+            read, values = list(hs[t]), list(hs[t])
+        else:
+            read = [hs[s].reshape(-1) if config.predictor_reads == "trace_sequence" else xs[s] for s in range(t)]
+            values = xs[:t] if config.predictor == "linear" else read
+        keys = [W["W_k"] @ scale(r) for r in read]
+        values = [W["W_v"] @ v for v in values]
+        if config.predictor == "linear":
+            decay = config.gamma if config.predictor_reads != "traces_now" else 1.0
+            x_hat = np.zeros(config.d_model)
+            for s, (k, v) in enumerate(zip(keys, values, strict=True)):
+                x_hat += decay ** (t - 1 - s if decay < 1 else 0) * (q @ k) * v
+            return x_hat
+        if not keys:
+            return np.zeros(config.d_model)
+        heads = []
+        for part in np.split(np.arange(config.d_model), config.n_heads):
+            weights = softmax(np.array([q[part] @ k[part] for k in keys]) / np.sqrt(len(part)))
+            heads.append(sum(w * v[part] for w, v in zip(weights, values, strict=True)))
+        return W["W_o"] @ np.concatenate(heads)
+
+
+def assert_is_the_oracle(model: SpenForCausalLM, length: int, tolerance: float = 1e-9) -> None:
+    ids = torch.randint(model.config.vocab_size, (2, length), generator=torch.Generator().manual_seed(length))
+    with torch.no_grad():
+        logits = model(ids).logits.numpy()
+    oracle = Oracle(model)
+    expected = np.stack([oracle.logits(row) for row in ids.tolist()])
+    assert np.abs(expected).max() > 1
+    np.testing.assert_allclose(logits, expected, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("ffn", ["topk", "dense"])
+@pytest.mark.parametrize("residual", ["ffn", "direct"])
+@pytest.mark.parametrize("length", [1, 3, 50])
+def test_is_algorithm_1(ffn: str, residual: str, length: int) -> None:
+    assert_is_the_oracle(build(ffn=ffn, residual=residual), length)
+
+
+@pytest.mark.parametrize(("predictor", "reads"), PREDICTORS)
+@pytest.mark.parametrize("length", [1, 2, 70])  # 70 steps are more than one chunk of linear attention
+def test_predictors_are_their_definitions(predictor: str, reads: str, length: int) -> None:
+    assert_is_the_oracle(build(predictor=predictor, predictor_reads=reads), length)
+
+
+def test_other_rates_and_their_number() -> None:
+    model = build(alphas=(0.9, 0.3, 0.0))
+    assert_is_the_oracle(model, 9)
+    for alphas in ((0.1,), (0.9, 0.5, 0.2, 0.1, 0.01)):
+        model = build(alphas=alphas, predictor="softmax", predictor_reads="trace_sequence")
+        assert model(torch.arange(10)[None]).logits.shape == (1, 10, 29)
+        assert model.model.layers[0].W_h.in_features == 8 * len(alphas)
+
+
+def drawn(config: SpenConfig, length: int = 12) -> tuple[Tensor, Tensor]:
+    x = torch.randn(1, length, config.d_model, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    return x, ema_traces(x, config.alphas)[0]
+
+
+@pytest.mark.parametrize(("predictor", "reads"), OF_SEQUENCES)
+def test_sequence_predictors_see_the_strict_past(predictor: str, reads: str) -> None:
+    """Keys and values of step t first count at t + 1. The query is the slow trace of t, as in the paper."""
+    config = SpenConfig(**SMALL, predictor=predictor, predictor_reads=reads)
+    predict = build_predictor(config).double()
+    x, traces = drawn(config)
+    before, _ = predict(x, traces)
+    assert not before[:, 0].any()
+    t = 5
+    if reads == "trace_sequence":
+        traces = traces.clone()
+        traces[:-1, :, t] += 1  # all but the slow one, from which the query comes
+        changed, _ = predict(x, traces)
+    else:
+        x = x.clone()
+        x[:, t] += 1
+        changed, _ = predict(x, traces)
+    torch.testing.assert_close(changed[:, : t + 1], before[:, : t + 1], rtol=0, atol=0)
+    assert (changed[:, t + 1] != before[:, t + 1]).all()
+
+
+@pytest.mark.parametrize("predictor", ["linear", "softmax"])
+def test_each_predictor_reads_what_it_says(predictor: str) -> None:
+    """Those that read traces do not look at the inputs; "inputs" does not look at the faster traces."""
+    for reads in ("traces_now", "trace_sequence", "inputs"):
+        config = SpenConfig(**SMALL, predictor=predictor, predictor_reads=reads)
+        predict = build_predictor(config).double()
+        x, traces = drawn(config)
+        other = traces.clone()
+        other[:-1] = 0
+        by_x = not torch.equal(predict(x, traces)[0], predict(x + 1, traces)[0])
+        by_fast_traces = not torch.equal(predict(x, traces)[0], predict(x, other)[0])
+        values_are_inputs = predictor == "linear" and reads == "trace_sequence"  # the paper's own choice of values
+        assert by_x == (reads == "inputs" or values_are_inputs)
+        assert by_fast_traces == (reads != "inputs")
+
+
+SWITCHES = list(
+    itertools.product(PREDICTORS, ("topk", "dense"), ("ffn", "direct"), ("ste", "masked"), ((0.5, 0.1, 0.02), (0.3,)))
+)
+
+
+@pytest.mark.parametrize("reads", PREDICTORS, ids="-".join)
+def test_no_combination_of_switches_sees_the_future(reads: tuple[str, str]) -> None:
+    ids = torch.randint(29, (1, 14), generator=torch.Generator().manual_seed(3))
+    for _, ffn, residual, topk_grad, alphas in (s for s in SWITCHES if s[0] == reads):
+        model = build(
+            predictor=reads[0], predictor_reads=reads[1], ffn=ffn, residual=residual, topk_grad=topk_grad, alphas=alphas
+        )
+        with torch.no_grad():
+            before = model(ids).logits
+            for t in (1, 7, 13):
+                changed = ids.clone()
+                changed[:, t:] = (changed[:, t:] + 1) % 29
+                after = model(changed).logits
+                torch.testing.assert_close(after[:, :t], before[:, :t], rtol=1e-12, atol=1e-12)
+                assert not torch.allclose(after[:, t], before[:, t], atol=1e-3)
+
+
+# Each switch changes one line and nothing else.
+
+
+def test_switches_of_the_block_leave_the_weights_alone() -> None:
+    names = set(build().state_dict())
+    for change in ({"ffn": "dense"}, {"residual": "direct"}, {"topk_grad": "masked"}, {"load_balance": 0.0}):
+        assert set(build(**change).state_dict()) == names
+    for predictor, reads in PREDICTORS:
+        other = set(build(predictor=predictor, predictor_reads=reads).state_dict())
+        assert {n for n in names ^ other if ".predictor." not in n} == set()
+
+
+def block_and_input(**changes: Any) -> tuple[SpenBlock, Tensor]:
+    model = build(**changes)
+    x = torch.randn(2, 9, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(5))
+    return model.model.layers[0], x
+
+
+def test_topk_of_all_units_is_dense() -> None:
+    (dense, x), (topk, _) = block_and_input(ffn="dense"), block_and_input(k=20)
+    assert torch.equal(dense(x, BlockState())[0], topk(x, BlockState())[0])
+
+
+def test_direct_residual_adds_the_context() -> None:
+    (ffn, x), (direct, _) = block_and_input(), block_and_input(residual="direct")
+    traces, _ = ema_traces(x, ffn.config.alphas)
+    x_hat, _ = ffn.predictor(x, traces)
+    mixed = ffn.W_h(traces.permute(1, 2, 0, 3).flatten(-2)) + ffn.W_e(x - x_hat)
+    difference = direct(x, BlockState())[0] - ffn(x, BlockState())[0]
+    torch.testing.assert_close(difference, mixed, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("topk_grad", ["ste", "masked"])
+def test_gradient_through_the_selection(topk_grad: str) -> None:
+    """Straight-through is dense GELU plus a constant; masked is GELU times a constant: both are plain autograd."""
+    block, x = block_and_input(topk_grad=topk_grad)
+    x.requires_grad_()
+    weights = torch.randn(2, 9, 8, dtype=torch.float64)
+    inputs = [x, *block.parameters()]
+    ours = torch.autograd.grad((block(x, BlockState())[0] * weights).sum(), inputs)
+
+    traces, _ = ema_traces(x, block.config.alphas)
+    e = x - block.predictor.W_pred(traces[-1] / traces[-1].norm(dim=-1, keepdim=True))
+    c = x + block.W_h(traces.permute(1, 2, 0, 3).flatten(-2)) + block.W_e(e)
+    dense = F.gelu(block.W_up(block.norm(c)))
+    kept = dense >= dense.topk(6, dim=-1).values[..., -1:]
+    z = dense + (dense * kept - dense).detach() if topk_grad == "ste" else dense * kept
+    expected = torch.autograd.grad(((x + block.W_down(z)) * weights).sum(), inputs)
+    for a, b in zip(ours, expected, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-11)
+
+
+# Load-balance loss.
+
+
+def test_load_balance_is_1_for_equal_use_and_d_ff_over_k_for_the_same_units() -> None:
+    n_units, k = 12, 3
+    equal = torch.zeros(8, n_units)
+    for row in range(8):
+        equal[row, [(row * k + i) % n_units for i in range(k)]] = 2.0
+    assert load_balance_loss(equal).item() == pytest.approx(1.0)
+    same = torch.zeros(8, n_units)
+    same[:, :k] = 0.7
+    assert load_balance_loss(same).item() == pytest.approx(n_units / k)
+    assert load_balance_loss(torch.zeros(8, n_units)).item() == 0.0
+    assert load_balance_loss(same.bfloat16().view(2, 4, n_units)).item() == pytest.approx(n_units / k, rel=1e-2)
+
+
+def test_load_balance_is_its_formula() -> None:
+    rng = np.random.default_rng(0)
+    z = rng.random((30, 10)) * (rng.random((30, 10)) < 0.4)
+    f = (z > 0).sum(0) / (z > 0).sum()
+    P = z.sum(0) / z.sum()
+    assert load_balance_loss(torch.from_numpy(z)).item() == pytest.approx(10 * (f * P).sum())
+
+
+def test_load_balance_counts_in_training_only() -> None:
+    ids = torch.randint(29, (2, 10), generator=torch.Generator().manual_seed(0))
+    model = build(load_balance=0.5)
+    out = model(ids, labels=ids)
+    assert out.aux_loss is None
+    assert torch.equal(out.loss, out.cross_entropy)
+    out = model.train()(ids, labels=ids)
+    assert out.aux_loss is not None
+    assert out.loss.item() == pytest.approx(out.cross_entropy.item() + 0.5 * out.aux_loss.item())
+    grads = torch.autograd.grad(out.aux_loss, [layer.W_up.weight for layer in model.model.layers])
+    assert all(g.abs().max() > 0 for g in grads)
+    for change in ({"load_balance": 0.0}, {"ffn": "dense"}):
+        out = build(**change).train()(ids, labels=ids)
+        assert out.aux_loss is None
+        assert torch.equal(out.loss, out.cross_entropy)
+
+
+def test_load_balance_is_the_mean_over_blocks_of_what_their_units_do() -> None:
+    model = build().train()
+    kept: list[Tensor] = []
+    for layer in model.model.layers:
+        layer.W_down.register_forward_hook(lambda module, inputs, output: kept.append(inputs[0]))
+    out = model(torch.arange(10)[None], labels=torch.arange(10)[None])
+    expected = torch.stack([load_balance_loss(z) for z in kept]).mean()
+    torch.testing.assert_close(out.aux_loss, expected)
+
+
+def test_padding_does_not_count_for_load_balance() -> None:
+    model = build().train()
+    ids = torch.randint(29, (1, 7), generator=torch.Generator().manual_seed(0))
+    padded = torch.cat([torch.zeros(1, 5, dtype=torch.long), ids], 1)
+    mask = torch.tensor([[0] * 5 + [1] * 7])
+    aux = model(padded, attention_mask=mask, labels=padded).aux_loss
+    torch.testing.assert_close(aux, model(ids, labels=ids).aux_loss, rtol=1e-6, atol=0)
+
+
+# Size, head, settings.
+
+
+@pytest.mark.parametrize(
+    ("preset", "low", "high"), [("spen-130m", 130_629_888, 130_629_888), ("spen-7m", 6.5e6, 7.5e6)]
+)
+def test_parameters_of_the_presets(preset: str, low: float, high: float) -> None:
+    with torch.device("meta"):
+        model = SpenForCausalLM(SpenConfig.preset(preset))
+    n_parameters = sum(p.numel() for p in model.parameters())  # a tied head counts once
+    assert low <= n_parameters <= high
+    vectors = sum(p.numel() for p in model.parameters() if p.ndim == 1)
+    assert model.n_matrix_parameters() == n_parameters - vectors
+    assert not [name for name, p in model.named_parameters() if name.endswith("bias") and "norm" not in name]
+
+
+def test_presets_are_the_papers() -> None:
+    big, small = SpenConfig.preset("spen-130m"), SpenConfig.preset("spen-7m")
+    assert (big.d_model, big.d_ff, big.n_layers, big.vocab_size, big.k) == (768, 3072, 12, 50257, 184)
+    assert big.alphas == (0.5, 0.1, 0.02)
+    assert (big.gamma, big.load_balance, big.topk_grad) == (0.999, 0.01, "ste")
+    assert (small.d_model, small.n_layers, small.k) == (128, 2, 30)
+    assert SpenConfig.preset("spen-tiny", k=3).k == 3
+    with pytest.raises(ValueError, match="no preset 'spen-1b'; there are spen-130m, spen-7m, spen-tiny"):
+        SpenConfig.preset("spen-1b")
+    with pytest.raises(ValueError, match=r"SpenConfig has no field n_layer$"):
+        SpenConfig.preset("spen-tiny", n_layer=3)
+
+
+def test_head_is_tied() -> None:
+    model = build()
+    assert model.lm_head.weight is model.model.embed_tokens.weight
+    model(torch.arange(5)[None], labels=torch.arange(5)[None]).loss.backward()
+    assert model.lm_head.weight.grad is model.model.embed_tokens.weight.grad
+
+
+def test_initial_weights() -> None:
+    torch.manual_seed(0)
+    model = SpenForCausalLM(SpenConfig.preset("spen-tiny", n_layers=4, initializer_range=0.05))
+    for name, p in model.named_parameters():
+        if "norm" in name:
+            assert (p == (1.0 if name.endswith("weight") else 0.0)).all()
+        else:
+            assert p.std().item() == pytest.approx(0.025 if "W_down" in name else 0.05, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"k": 21}, r"SpenConfig\.k is 21; top-k keeps between 1 and d_ff = 20 units"),
+        ({"k": 0}, r"SpenConfig\.k is 0;"),
+        ({"k": "6"}, r"SpenConfig\.k is '6';"),
+        ({"k": 6.5}, r"SpenConfig\.k is 6\.5;"),
+        ({"n_layers": 0}, r"SpenConfig\.n_layers is 0;"),
+        ({"vocab_size": None}, r"SpenConfig\.vocab_size is None;"),
+        ({"predictor": "mlp"}, r"SpenConfig\.predictor is 'mlp'; it must be one of static, linear, softmax"),
+        ({"predictor_reads": "future"}, r"SpenConfig\.predictor_reads is 'future'; it must be one of"),
+        ({"predictor_reads": "inputs"}, r"SpenConfig\.predictor_reads is 'inputs'; the static predictor reads only"),
+        ({"ffn": "moe"}, r"SpenConfig\.ffn is 'moe';"),
+        ({"topk_grad": "soft"}, r"SpenConfig\.topk_grad is 'soft';"),
+        ({"residual": "none"}, r"SpenConfig\.residual is 'none';"),
+        ({"alphas": ()}, r"SpenConfig\.alphas is \(\);"),
+        ({"alphas": (0.5, 1.1)}, r"SpenConfig\.alphas is \(0\.5, 1\.1\);"),
+        ({"alphas": [math.nan]}, r"SpenConfig\.alphas is \(nan,\);"),
+        ({"alphas": 0.5}, r"SpenConfig\.alphas is 0\.5;"),
+        ({"gamma": 0.0}, r"SpenConfig\.gamma is 0\.0;"),
+        ({"load_balance": -1}, r"SpenConfig\.load_balance is -1;"),
+        ({"initializer_range": math.nan}, r"SpenConfig\.initializer_range is nan;"),
+        ({"predictor": "softmax", "n_heads": 3}, r"SpenConfig\.n_heads is 3, which does not divide d_model = 8"),
+    ],
+)  # fmt: skip
+def test_settings_that_contradict_themselves_are_refused(fields: dict[str, Any], message: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=message) as error:
+        SpenConfig(**{**SMALL, **fields})
+    assert "\n" not in str(error.value)
+    written = SpenConfig(**SMALL).to_dict() | fields
+    (tmp_path / "config.json").write_text(json.dumps(written))
+    with pytest.raises(ValueError, match=r"SpenConfig\."):
+        SpenConfig.from_pretrained(tmp_path)
+
+
+def test_settings_survive_json(tmp_path: Path) -> None:
+    config = SpenConfig(**SMALL, predictor="linear", predictor_reads="inputs", alphas=[0.25, 1e-3], residual="direct")
+    config.save_pretrained(tmp_path)
+    read = SpenConfig.from_pretrained(tmp_path)
+    assert read.to_diff_dict() == config.to_diff_dict()
+    assert read.alphas == (0.25, 1e-3)
+    assert SpenConfig.from_dict(json.loads(config.to_json_string())).to_diff_dict() == config.to_diff_dict()
