@@ -7,11 +7,14 @@ import signal
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal, Union, cast
 
 import tyro
 from rich.console import Console
 from rich.text import Text
+
+from ematrace import language_cli
+from ematrace.train.config import TrainConfig
 
 console = Console()
 error_console = Console(stderr=True)
@@ -64,16 +67,27 @@ class Report:
     """Folder with recorded results (default: those of the checkout)."""
 
 
-Command = (
-    Annotated[Reproduce, tyro.conf.subcommand("reproduce")]
-    | Annotated[Ledger, tyro.conf.subcommand("ledger")]
-    | Annotated[Report, tyro.conf.subcommand("report")]
-)
+def commands(asked: str | None) -> dict[str, type]:
+    return {
+        "reproduce": Reproduce,
+        "ledger": Ledger,
+        "report": Report,
+        "train": TrainConfig,
+        "eval": language_cli.Eval,
+        "generate": language_cli.Generate,
+        "stream": language_cli.adapting_stream() if asked == "stream" else language_cli.Stream,
+    }
 
 
 def main() -> None:
     """Entry point: 0 well done, 2 bad input in one line, 130 stopped by Ctrl-C."""
-    command = tyro.cli(Command, prog="ematrace", description=sys.modules["ematrace"].__doc__)
+    choices = commands(next(iter(sys.argv[1:]), None))
+    subcommands = tuple(Annotated[kind, tyro.conf.subcommand(name)] for name, kind in choices.items())
+    command: object = tyro.cli(
+        cast(Any, Union[subcommands]),  # noqa: UP007 - made from a table, which `|` cannot be
+        prog="ematrace",
+        description=sys.modules["ematrace"].__doc__,
+    )
     signal.signal(signal.SIGTERM, _stop)  # like Ctrl-C: workers are ended, nothing half-written is left
     try:
         match command:
@@ -83,9 +97,14 @@ def main() -> None:
                 show_ledger(command)
             case Report():
                 write_page(command)
+            case _:
+                language_cli.run(command, console, error_console)
     except KeyboardInterrupt:
-        error_console.print("\nstopped; finished experiments are kept, nothing else was written")
+        error_console.print("\nstopped; what was finished is kept, nothing else was written")
         raise SystemExit(130) from None
+    except BrokenPipeError:  # whoever read the output has seen enough
+        sys.stderr.close()
+        raise SystemExit(0) from None
     except (ValueError, OSError) as error:
         error_console.print(Text.assemble(("error: ", "red"), str(error)), soft_wrap=True)
         raise SystemExit(2) from None

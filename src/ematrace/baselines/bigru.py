@@ -289,7 +289,7 @@ class BiGRUTagger:
                     states = states * dropout_mask(states.shape, s.dropout, dropout)
                 loss = F.cross_entropy(network.readout(states).flatten(0, 1), roles_TB.flatten())
                 optimizer.zero_grad()
-                loss.backward()  # type: ignore[no-untyped-call]
+                loss.backward()
                 norms.append(nn.utils.clip_grad_norm_(parameters, s.clip))
                 optimizer.step()
                 loss_sum += loss.detach() * ids_TB.numel()

@@ -273,7 +273,7 @@ class ReadoutBank:
         return {name: np.asarray(self.readouts[name].classes)[code] for name, code in codes.items()}
 
 
-class RidgeProbe(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # scikit-learn is untyped
+class RidgeProbe(ClassifierMixin, BaseEstimator):  # scikit-learn is untyped
     """Ridge regression on one-hot class targets, argmax decision; scikit-learn's estimator contract.
 
     ``coef_`` is [n_classes, n_features] and ``intercept_`` [n_classes], also for two classes. As scikit-learn

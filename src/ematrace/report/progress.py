@@ -7,7 +7,15 @@ from contextlib import contextmanager
 from typing import Protocol, TypeVar
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    Progress,
+    SpinnerColumn,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 
 
 class Labelled(Protocol):
@@ -42,3 +50,25 @@ def task_bars(expected: Mapping[Job, float], console: Console) -> Iterator[Calla
             bars.update(shown[task], completed=shares[task], visible=shares[task] < 1.0)
 
         yield update
+
+
+@contextmanager
+def token_counter(console: Console) -> Iterator[Callable[[int], None]]:
+    """A count of tokens that runs on; how many there will be is not known beforehand."""
+    bar = Progress(
+        SpinnerColumn(),
+        TextColumn("{task.completed:,} tokens"),
+        TextColumn("{task.fields[rate]}"),
+        TimeElapsedColumn(),
+        console=console,
+        transient=True,
+    )
+    with bar:
+        task = bar.add_task("", total=None, rate="")
+
+        def advance(tokens: int) -> None:
+            bar.advance(task, tokens)
+            elapsed = bar.tasks[0].elapsed or 0.0
+            bar.update(task, rate=f"{bar.tasks[0].completed / elapsed:,.0f} tokens/s" if elapsed else "")
+
+        yield advance

@@ -12,7 +12,6 @@ from rich.progress import (
     Progress,
     TaskID,
     TextColumn,
-    TimeElapsedColumn,
     TimeRemainingColumn,
 )
 from rich.text import Text
@@ -24,12 +23,10 @@ class TrainingBar:
     def __init__(self, console: Console) -> None:
         self.console = console
         self._bar = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
+            BarColumn(bar_width=12),
             MofNCompleteColumn(),
             TextColumn("{task.fields[figures]}"),
-            TimeElapsedColumn(),
-            TimeRemainingColumn(),
+            TimeRemainingColumn(elapsed_when_finished=True),
             console=console,
         )
         self._task: TaskID | None = None
@@ -43,7 +40,7 @@ class TrainingBar:
         if self._task is None:
             return
         if "validation_cross_entropy" in metrics:
-            self._validation = f"  validation {metrics['validation_cross_entropy']:.3f}"
+            self._validation = f" held-out {metrics['validation_cross_entropy']:.3f}"
         self._bar.update(self._task, completed=metrics["step"], figures=figures(metrics) + self._validation)
 
     def on_event(self, text: str) -> None:
@@ -57,9 +54,9 @@ def figures(metrics: Mapping[str, Any]) -> str:
     """One step's figures in a few words.
 
     >>> figures({"loss": 5.25, "tokens_per_second": 480_000.0, "mfu": 0.413, "memory_bytes": 3 * 2**30})
-    'loss 5.250  480K tokens/s  MFU 41%  3.0 GiB'
+    'loss 5.250 480K tok/s MFU 41% 3.0 GiB'
     """
     rate = metrics["tokens_per_second"]
     speed = f"{rate / 1000:.0f}K" if rate >= 10_000 else f"{rate:.0f}"
     memory = f"{metrics['memory_bytes'] / 2**30:.1f} GiB"
-    return f"loss {metrics['loss']:.3f}  {speed} tokens/s  MFU {metrics['mfu']:.0%}  {memory}"
+    return f"loss {metrics['loss']:.3f} {speed} tok/s MFU {metrics['mfu']:.0%} {memory}"

@@ -28,7 +28,7 @@ Sentences = Sequence[Any]
 PAPER_RATES = (0.5, 0.2, 0.1, 0.05)
 
 
-class SPCN(BaseEstimator, TransformerMixin):  # type: ignore[misc]
+class SPCN(BaseEstimator, TransformerMixin):
     """Hebbian column network over sequences of words; the only learned weights are W_fb.
 
     Parameters named by the paper carry its letters and values; the rest are choices that the paper leaves open, and

@@ -1,12 +1,19 @@
 """Training of language models: the loop, its schedule, batches, checkpoints, and several processes."""
 
-from ematrace.train.checkpoints import DamagedCheckpoint
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from ematrace.train.config import PRESETS, Recipe, TrainConfig, defaults_for
-from ematrace.train.loop import train
-from ematrace.train.metrics import Display
-from ematrace.train.models import build_model, load_model
-from ematrace.train.run import NonFiniteLoss
-from ematrace.train.summary import TrainSummary
+
+if TYPE_CHECKING:
+    from ematrace.train.checkpoints import DamagedCheckpoint
+    from ematrace.train.loop import train
+    from ematrace.train.metrics import Display
+    from ematrace.train.models import build_model, load_model
+    from ematrace.train.run import NonFiniteLoss
+    from ematrace.train.summary import TrainSummary
 
 __all__ = [
     "PRESETS",
@@ -21,3 +28,20 @@ __all__ = [
     "load_model",
     "train",
 ]
+
+_HOMES = {
+    "DamagedCheckpoint": "checkpoints",
+    "Display": "metrics",
+    "NonFiniteLoss": "run",
+    "TrainSummary": "summary",
+    "build_model": "models",
+    "load_model": "models",
+    "train": "loop",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Imported when first asked for: the command line needs the settings alone and should not wait for torch."""
+    if name not in _HOMES:
+        raise AttributeError(f"module 'ematrace.train' has no attribute {name!r}")
+    return getattr(import_module(f"ematrace.train.{_HOMES[name]}"), name)

@@ -229,7 +229,7 @@ def _finish(
     baselines: dict[str, float | None] = {"unigram_cross_entropy": None, "uniform_cross_entropy": None}
     if stopped is None:
         baselines = summary.simple_baselines(data.train, run.validation_targets(), len(data.tokenizer))
-        run.write_final_model()
+        run.write_final_model(data.train)
     # Everyone's memory, and the first process's curve.
     memory = max(part[0] for part in run.world.gather([float(metrics.peak_memory_bytes(run.world.device))]))
     result = TrainSummary(

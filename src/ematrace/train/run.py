@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -16,12 +17,16 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from ematrace.baselines.language import Unigram
 from ematrace.train import checkpoints, state
 from ematrace.train.batches import Batches, Ids, MicroBatch, Windows, assemble
 from ematrace.train.config import Recipe, TrainConfig
 from ematrace.train.distributed import World, accumulating
 from ematrace.train.loss import LanguageModelLoss
 from ematrace.train.schedule import learning_rate
+
+TRAINING = "training.json"
+UNIGRAM = "unigram.safetensors"
 
 
 @cache
@@ -205,11 +210,22 @@ class Run:
         self.step = int(saved["step"])
         self.elapsed_before = float(saved["elapsed_seconds"])
 
-    def write_final_model(self) -> Path:
-        """out/model: the folder to load, share and evaluate."""
+    def write_final_model(self, train: Windows | None) -> Path:
+        """out/model: the folder to load, share and evaluate, with what it takes to judge it fairly.
+
+        That is the text it was trained on, by name, and how often each token is in it (unless it was streamed).
+        """
         weights = state.model_tensors(self.model)
         target = self.config.out / "model"
         if self.world.first:
-            checkpoints.write_folder(target, lambda part: state.write_model(self.model, weights, self.tokenizer, part))
+
+            def fill(part: Path) -> None:
+                state.write_model(self.model, weights, self.tokenizer, part)
+                trained_on = {"data": self.config.data, "validation": self.config.validation}
+                (part / TRAINING).write_text(json.dumps(trained_on | {"settings": dict(self.record)}, indent=1))
+                if train is not None:
+                    Unigram(train.counts()).save(part / UNIGRAM)
+
+            checkpoints.write_folder(target, fill)
         self.world.wait()
         return target

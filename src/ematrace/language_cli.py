@@ -1,0 +1,236 @@
+"""The commands for language models: train, eval, generate, stream."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field, make_dataclass
+from pathlib import Path
+from typing import Annotated, Any, BinaryIO, Literal
+
+import tyro
+from rich.console import Console
+
+from ematrace.files import write_atomically
+from ematrace.train.config import TrainConfig
+
+
+@dataclass(frozen=True)
+class Eval:
+    """Perplexity of a model on text: in all, by domain and by position in the document.
+
+    Examples: `ematrace eval run --data builtin`, `ematrace eval gpt2 --data "texts/*.txt"`.
+    """
+
+    model: tyro.conf.Positional[str]
+    """A run's folder, a folder that save_pretrained wrote, or a name on the Hugging Face hub."""
+    data: str
+    """Text: `builtin`, a path or glob (.txt, .jsonl, also .xz/.gz/.zst; .conllu), or hf:NAME[/CONFIG]."""
+    split: Literal["auto", "all", "train", "validation"] = "auto"
+    """Part of the documents; auto is the held-out part of the text that the model was trained on, else all."""
+    max_tokens: int | None = None
+    """Stop after this many tokens."""
+    context: int | None = None
+    """Tokens that a model sees at most (default: what it can)."""
+    unigram: Path | None = None
+    """Counts of the unigram model beside it (default: those of the model's training text, if it has them)."""
+    device: str = "auto"
+    """cpu, cuda or cuda:N; auto is a GPU where there is one."""
+    as_json: Annotated[bool, tyro.conf.arg(name="json")] = False
+    """For machines: the same figures on one line."""
+    out: Path | None = None
+    """File for the figures, with settings, versions and hardware."""
+
+
+@dataclass(frozen=True)
+class Generate:
+    """Continue a prompt. Example: `ematrace generate run "def main():" --max-new-tokens 50`."""
+
+    model: tyro.conf.Positional[str]
+    """A run's folder, a folder that save_pretrained wrote, or a name on the Hugging Face hub."""
+    prompt: tyro.conf.Positional[str]
+    """The text to continue."""
+    max_new_tokens: int = 100
+    """Tokens to add."""
+    temperature: float = 0.8
+    """Below 1 sharpens the distribution; 0 always takes the likeliest token."""
+    top_p: float = 0.95
+    """Draw from the likeliest tokens that make up this much probability."""
+    seed: int = 0
+    """Draws the tokens."""
+    device: str = "auto"
+    """cpu, cuda or cuda:N; auto is a GPU where there is one."""
+
+
+@dataclass(frozen=True)
+class Stream:
+    """Read text from standard input, token by token, and say how surprising each token was.
+
+    Examples: `ematrace stream run < text.txt`, `ematrace stream run --adapt --pghu.eta 1e-4 < text.txt`.
+    """
+
+    model: tyro.conf.Positional[str]
+    """A run's folder or a folder with a SPEN in it."""
+    adapt: bool = False
+    """Let precision-gated Hebbian updates (PGHU) change the predictor while reading; also gives the uncertainty."""
+    state: Path | None = None
+    """Go on from this file if it exists, and write the state after the last token to it."""
+    format: Literal["auto", "text", "tsv", "json"] = "auto"
+    """text colours the tokens by their surprise; tsv and json have a line for each; auto is text on a terminal."""
+    device: str = "auto"
+    """cpu, cuda or cuda:N; auto is a GPU where there is one."""
+
+
+def adapting_stream() -> type[Stream]:
+    """`Stream` with the settings of its rule, whose import takes seconds: only who runs the command waits for them."""
+    from ematrace.spen import PGHU
+
+    pghu = field(default_factory=PGHU, metadata={"help": "Settings of --adapt."})
+    return make_dataclass(
+        "Stream", [("pghu", PGHU, pghu)], bases=(Stream,), frozen=True, namespace={"__doc__": Stream.__doc__}
+    )
+
+
+def run(command: object, console: Console, error_console: Console) -> None:
+    match command:
+        case TrainConfig():
+            train_model(command, console, error_console)
+        case Eval():
+            evaluate_model(command, console, error_console)
+        case Generate():
+            generate_text(command)
+        case Stream():
+            stream_text(command, console, error_console)
+
+
+def train_model(command: TrainConfig, console: Console, error_console: Console) -> None:
+    from ematrace.report.training import TrainingBar
+    from ematrace.train import train
+
+    summary = train(command, display=TrainingBar(console))
+    if summary.stopped is not None:
+        error_console.print(f"stopped at step {summary.step} of {summary.steps}; continue with --resume auto")
+    raise SystemExit(summary.exit_code)
+
+
+def evaluate_model(command: Eval, console: Console, error_console: Console) -> None:
+    from ematrace.evaluation import as_json, evaluate
+    from ematrace.report.language import evaluation_tables
+    from ematrace.report.progress import token_counter
+    from ematrace.text import open_source
+    from ematrace.text.packing import in_split
+
+    started = time.monotonic()
+    model, tokenizer, folder = load_language_model(command.model, command.device)
+    split, unigram = training_text(folder, command)
+    documents = (d for d in open_source(command.data) if in_split(d.id, split))
+    with token_counter(error_console) as progress:
+        result = evaluate(
+            model, tokenizer, documents, context=command.context, max_tokens=command.max_tokens,
+            unigram=unigram, progress=progress,
+        )  # fmt: skip
+    settings = {"model": command.model, "data": command.data, "split": split, "context": command.context}
+    record = as_json(result, **settings, seconds=time.monotonic() - started)
+    if command.out is not None:
+        write_atomically(command.out, (json.dumps(record, indent=1) + "\n").encode())
+    if command.as_json:
+        print(json.dumps(record))
+    else:
+        part = "" if split == "all" else f", the {split} part"
+        console.print(f"{command.model} on {command.data}{part}", soft_wrap=True, highlight=False)
+        console.print(evaluation_tables(result, command.model))
+
+
+def generate_text(command: Generate) -> None:
+    import torch
+    from transformers import TextStreamer
+
+    if command.max_new_tokens < 1 or command.temperature < 0 or not 0 < command.top_p <= 1:
+        raise ValueError("--max-new-tokens must be positive, --temperature not negative, --top-p in (0, 1]")
+    model, tokenizer, _ = load_language_model(command.model, command.device)
+    ids = tokenizer(command.prompt, return_tensors="pt").input_ids.to(model.device)
+    if not ids.shape[1]:
+        ids = torch.full((1, 1), tokenizer.eos_token_id, device=model.device)
+    torch.manual_seed(command.seed)
+    drawn = {"do_sample": True, "temperature": command.temperature, "top_p": command.top_p}
+    model.generate(
+        ids,
+        attention_mask=torch.ones_like(ids),
+        max_new_tokens=command.max_new_tokens,
+        streamer=TextStreamer(tokenizer, skip_special_tokens=True),
+        pad_token_id=tokenizer.eos_token_id,
+        **(drawn if command.temperature > 0 else {"do_sample": False}),
+    )
+
+
+def stream_text(command: Stream, console: Console, error_console: Console) -> None:
+    from ematrace.report.language import StreamPrinter
+    from ematrace.spen import SpenForCausalLM, SpenStream
+
+    model, tokenizer, _ = load_language_model(command.model, command.device)
+    if not isinstance(model, SpenForCausalLM):
+        raise ValueError(f"{command.model}: a {type(model).__name__}; only a SPEN has a state to stream with")
+    stream = SpenStream(model, getattr(command, "pghu", None) if command.adapt else None)
+    resumed = command.state is not None and command.state.exists()
+    if command.state is not None and resumed:
+        stream.load(command.state)
+    layout = ("text" if sys.stdout.isatty() else "tsv") if command.format == "auto" else command.format
+    printer = StreamPrinter(console, layout, tokenizer)
+    predicted = None if resumed else stream.feed([tokenizer.eos_token_id])[:, -1]
+    for line in lines_of(sys.stdin.buffer, "standard input"):
+        ids = tokenizer(line, split_special_tokens=True).input_ids
+        if ids:
+            told = stream.surprise(ids, predicted)
+            predicted = told.predicted
+            printer.show(ids, told)
+    printer.close(stream, error_console)
+    if command.state is not None:
+        stream.save(command.state)
+
+
+def lines_of(file: BinaryIO, name: str) -> Iterator[str]:
+    """Lines with their ends; text that is not UTF-8 is refused with the place where it stops being so."""
+    offset = 0
+    for line in file:
+        try:
+            yield line.decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise ValueError(f"{name}: not UTF-8 at byte {offset + error.start}") from None
+        offset += len(line)
+
+
+def load_language_model(name: str, device: str) -> tuple[Any, Any, Path]:
+    """Model, tokenizer and the folder it came from (which is no folder for a name on the hub)."""
+    import torch
+    from transformers.utils import logging
+
+    from ematrace.evaluation import model_folder
+    from ematrace.train import load_model
+
+    logging.disable_progress_bar()
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    folder = model_folder(name)
+    model, tokenizer = load_model(folder)
+    try:
+        return model.eval().to(device), tokenizer, Path(folder)
+    except RuntimeError as error:
+        raise ValueError(f"--device {device}: {str(error).splitlines()[0]}") from None
+
+
+def training_text(folder: Path, command: Eval) -> tuple[str, Any]:
+    """Which part of the text to score, and the unigram model of what the language model was trained on."""
+    from ematrace.baselines.language import Unigram
+    from ematrace.train.run import TRAINING, UNIGRAM
+
+    trained_on = {}
+    if (folder / TRAINING).is_file():
+        trained_on = json.loads((folder / TRAINING).read_text(encoding="utf-8"))
+    held_out = trained_on.get("data") == command.data and trained_on.get("validation") is None
+    split = command.split if command.split != "auto" else ("validation" if held_out else "all")
+    counts = command.unigram or (folder / UNIGRAM)
+    if command.unigram is None and not counts.is_file():
+        return split, None
+    return split, Unigram.load(counts)

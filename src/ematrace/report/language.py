@@ -1,0 +1,108 @@
+"""Language models on the terminal: perplexity tables, and a stream of tokens with how surprising each was."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from rich import box
+from rich.console import Console, Group
+from rich.table import Table
+from rich.text import Text
+
+from ematrace.evaluation import Evaluation, Score
+
+if TYPE_CHECKING:
+    from ematrace.spen import SpenStream, Surprise
+
+BAR = 24  # characters of the longest bar
+CALM, STARTLED = 1.0, 12.0  # nats between which a token's colour goes from green to red
+
+
+def evaluation_tables(result: Evaluation, name: str) -> Group:
+    """Overall with the models that see no context, then by domain and by position."""
+    overall = _table("model")
+    for label, score in {name: result.total, **result.baselines}.items():
+        overall.add_row(label, *_cells(score))
+    summary = f"{result.n_documents:,} documents, {result.bits_per_byte:.3f} bits per byte"
+    parts: list[Table | Text] = [overall, Text(summary, style="dim")]
+    if len(result.domains) > 1:
+        domains = _table("domain")
+        for label, score in sorted(result.domains.items(), key=lambda item: -item[1].tokens):
+            domains.add_row(label, *_cells(score))
+        parts.append(domains)
+    parts.append(_positions(result.positions))
+    return Group(*parts)
+
+
+def _table(first: str) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column(first, overflow="fold")
+    for heading in ("tokens", "perplexity", "nats a token (95%)"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    return table
+
+
+def _cells(score: Score) -> tuple[str, str, str]:
+    low, high = score.interval
+    return f"{score.tokens:,}", f"{score.perplexity:,.1f}", f"{score.cross_entropy:.3f} ({low:.3f} to {high:.3f})"
+
+
+def _positions(positions: Mapping[int, Score]) -> Table:
+    table = _table("position in the document")
+    table.add_column("", no_wrap=True)
+    highest = max(score.cross_entropy for score in positions.values())
+    for start, score in sorted(positions.items()):
+        end = max(2 * start - 1, 0)
+        label = f"{start:,}" if end <= start else f"{start:,} to {end:,}"
+        bar = "█" * max(1, round(BAR * score.cross_entropy / highest))
+        table.add_row(label, *_cells(score), Text(bar, style="cyan"))
+    return table
+
+
+def coloured_token(text: str, nats: float) -> Text:
+    """A token as it stands in the text, from green (expected) to red (a surprise)."""
+    if math.isnan(nats):
+        return Text(text, style="dim")
+    share = min(max((nats - CALM) / (STARTLED - CALM), 0.0), 1.0)
+    red, green = round(80 + 175 * share), round(200 - 140 * share)
+    return Text(text, style=f"rgb({red},{green},80)")
+
+
+class StreamPrinter:
+    """Tokens of a stream as they come: coloured text, or a line for each with its surprise and uncertainty."""
+
+    def __init__(self, console: Console, layout: str, tokenizer: Any) -> None:
+        self.console, self.layout, self.tokenizer = console, layout, tokenizer
+        self.tokens, self.nats, self.uncertainty = 0, 0.0, 0.0
+        if layout == "tsv":
+            print("token\tnats\tuncertainty", flush=True)
+
+    def show(self, ids: Sequence[int], told: Surprise) -> None:
+        uncertainty = [None] * len(ids) if told.uncertainty is None else told.uncertainty[0].tolist()
+        for token, nats, doubt in zip(ids, told.nats[0].tolist(), uncertainty, strict=True):
+            if not math.isnan(nats):
+                self.tokens += 1
+                self.nats += nats
+                self.uncertainty += doubt or 0.0
+            text = self.tokenizer.decode([token])
+            if self.layout == "text":
+                self.console.print(coloured_token(text, nats), end="", soft_wrap=True)
+            elif self.layout == "json":
+                print(json.dumps({"token": text, "nats": None if math.isnan(nats) else nats, "uncertainty": doubt}))
+            else:
+                quoted = json.dumps(text, ensure_ascii=False)
+                print(f"{quoted}\t{nats:.4f}\t{'' if doubt is None else f'{doubt:.6f}'}")
+        sys.stdout.flush()
+
+    def close(self, stream: SpenStream, errors: Console) -> None:
+        """The sum of it, where it does not get into the way of what reads the tokens."""
+        if not self.tokens:
+            return
+        mean = self.nats / self.tokens
+        doubt = f", mean uncertainty {self.uncertainty / self.tokens:.4f}" if stream.pghu is not None else ""
+        state = f"state {stream.state_bytes():,} bytes"
+        errors.print(f"{self.tokens:,} tokens, perplexity {math.exp(min(mean, 700)):,.1f}{doubt}, {state}")
