@@ -1,10 +1,11 @@
-"""What the tests of training share: a small text with its tokenizer, tiny models, and runs in processes of their own."""
+"""What the tests of training share: a small text with its tokenizer, tiny models, runs in processes of their own."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -20,6 +21,7 @@ from ematrace.train import TrainConfig
 
 HERE = Path(__file__).parent
 WORDS = ("see", "the", "cat", "a", "dog", "runs", "and", "then", "sleeps", "under", "that", "tree", "far", "away")
+VOCABULARY = 290
 GPT2 = ("n_embd=16", "n_layer=1", "n_head=2")
 SPEN = ("d_model=16", "d_ff=32", "n_layers=2", "k=4", "n_heads=2")
 
@@ -39,7 +41,7 @@ def write_text(folder: Path) -> Path:
     for name, texts in parts.items():
         rows = (json.dumps({"text": text, "id": f"{name}-{i}"}) + "\n" for i, text in enumerate(texts))
         (folder / f"{name}.jsonl").write_text("".join(rows), encoding="utf-8")
-    train_bpe(parts["train"], 300).save_pretrained(folder / "tokenizer")
+    train_bpe(parts["train"], VOCABULARY).save_pretrained(folder / "tokenizer")
     return folder
 
 
@@ -100,16 +102,23 @@ def start(script: str, *arguments: str, processes: int = 1, env: Mapping[str, st
     """A script of this folder in a process of its own, or in several under torchrun."""
     launcher: Sequence[str] = ()
     if processes > 1:
-        launcher = ("-m", "torch.distributed.run", "--nproc_per_node", str(processes), "--master_port", "0")
+        launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(processes))
     command = [sys.executable, *launcher, str(HERE / script), *arguments]
     return subprocess.Popen(
-        command, env=environment(**env), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=HERE
+        command,
+        env=environment(**env),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=HERE,
+        start_new_session=True,  # so that a launcher that hangs is ended with its children
     )
 
 
 def finish(process: subprocess.Popen[str], timeout: float = 120) -> tuple[int, str, str]:
     try:
         out, err = process.communicate(timeout=timeout)
-    finally:
-        process.kill()
+    except BaseException:
+        os.killpg(process.pid, signal.SIGKILL)
+        raise
     return process.returncode, out, err
