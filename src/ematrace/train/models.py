@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from ematrace.text.hub import hub_is_reachable
 from ematrace.train.config import PRESETS
 
 # Width, blocks, heads: GPT-2 small, and transformers as wide and deep as the other SPEN presets.
@@ -89,8 +90,10 @@ def load_model(path_or_name: str | Path) -> tuple[Any, Any]:
     if Path(name).is_dir() and not (Path(name) / "config.json").is_file():
         raise ValueError(f"{name}: no config.json in this folder, so it is no saved model")
     try:
-        model = AutoModelForCausalLM.from_pretrained(name, use_safetensors=True)
-        tokenizer = AutoTokenizer.from_pretrained(name)
+        # Without network the hub's client would retry for half a minute.
+        offline = not Path(name).exists() and not hub_is_reachable()
+        model = AutoModelForCausalLM.from_pretrained(name, use_safetensors=True, local_files_only=offline)
+        tokenizer = AutoTokenizer.from_pretrained(name, local_files_only=offline)
     except (OSError, ValueError, ImportError) as error:
         first = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
         where = "not a folder here, and not loaded from the hub" if not Path(name).exists() else "not loaded"
