@@ -1,4 +1,4 @@
-"""The operator on all CPU backends, against scipy's filter: y_t = b x_t - a_1 y_{t-1} with b = alpha, a_1 = alpha - 1."""
+"""ema_traces against scipy's filter: y_t = b x_t - a_1 y_{t-1} with b = alpha and a_1 = alpha - 1."""
 
 from __future__ import annotations
 

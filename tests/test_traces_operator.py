@@ -1,9 +1,10 @@
-"""ema_traces on the loop and on chunks, against the closed form in float64; its gradients against finite differences."""
+"""ema_traces by the loop and by chunks, against the closed form in float64; gradients against finite differences."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -13,10 +14,10 @@ from hypothesis import strategies as st
 from scipy.signal import lfilter
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from traces_oracle import closed_form
 
 import ematrace
 from ematrace.traces import chunked, ema_traces, operator
+from traces_oracle import closed_form
 
 BACKENDS = ("reference", "chunked")
 ROUNDING = {torch.float64: 1e-12, torch.float32: 1e-6, torch.bfloat16: 2**-8, torch.float16: 2**-10}
@@ -108,7 +109,7 @@ def test_carrying_the_state_on(backend: str, problem: dict[str, Any], cuts: list
     whole, last = ema_traces(x, **problem, backend=backend)
     bounds = [0, *sorted(min(cut, x.shape[1]) for cut in cuts), x.shape[1]]
     parts = []
-    for start, end in zip(bounds, bounds[1:], strict=False):
+    for start, end in pairwise(bounds):
         part, problem["state"] = ema_traces(x[:, start:end], **problem, backend=backend)
         parts.append(part)
     torch.testing.assert_close(torch.cat(parts, 2), whole, rtol=1e-11, atol=1e-12)

@@ -15,6 +15,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+BLOCK_T = 32
+
 
 @triton.jit
 def _compose(keep_1, sum_1, keep_2, sum_2):
@@ -169,16 +171,10 @@ def ema_triton(x: Tensor, rates: Tensor, state: Tensor | None, cu_seqlens: Tenso
 
 
 def _blocks(A: int, D: int) -> dict[str, int]:
-    """Tiles of about 4096 numbers, 32 a thread."""
+    """Tiles of 4096 numbers, 32 a thread."""
     block_a = triton.next_power_of_2(A)
-    block_t = 32 if block_a <= 4 else 16
-    block_d = min(triton.next_power_of_2(D), 32, max(1, 4096 // (block_a * block_t)))
-    return {"A": A, "BLOCK_A": block_a, "BLOCK_T": block_t, "BLOCK_D": block_d}
-
-
-def _tile_rows(x: Tensor, n_sequences: int, A: int) -> int:
-    """Room for the state before every tile: sequence n has its tiles from row (its first step) // BLOCK_T + n."""
-    return x.shape[0] * x.shape[1] // _blocks(A, x.shape[2])["BLOCK_T"] + n_sequences
+    block_d = min(triton.next_power_of_2(D), 32, max(1, 4096 // (block_a * BLOCK_T)))
+    return {"A": A, "BLOCK_A": block_a, "BLOCK_T": BLOCK_T, "BLOCK_D": block_d}
 
 
 def _count(x: Tensor, cu_seqlens: Tensor | None) -> int:
@@ -211,7 +207,9 @@ def _empty_outputs(
     (A, _), (B, T, D), N = rates.shape, x.shape, _count(x, cu_seqlens)
     traces = x.new_empty(A, B, T, D)
     last = x.new_empty(A, N, D, dtype=torch.float32)
-    return traces, last, x.new_empty(A, _tile_rows(x, N, A) if keep_tile_states else 0, D, dtype=torch.float32)
+    # Sequence n has its tiles from row (its first step) // BLOCK_T + n; not every row is used.
+    tile_rows = B * T // BLOCK_T + N if keep_tile_states else 0
+    return traces, last, x.new_zeros(A, tile_rows, D, dtype=torch.float32)
 
 
 @torch.library.custom_op("ematrace::ema_scan_backward", mutates_args=())
