@@ -31,12 +31,14 @@ DOCUMENTS_SORTED = 64
 class Score:
     """Nats over tokens, gathered document by document."""
 
+    documents: int = 0
     tokens: int = 0
     nats: float = 0.0
     _squares: list[float] = field(default_factory=lambda: [0.0, 0.0, 0.0], repr=False)  # Σ s², Σ s n, Σ n²
 
     def add(self, nats: float, tokens: int) -> None:
         """One document's part."""
+        self.documents += 1
         self.tokens += tokens
         self.nats += nats
         for i, term in enumerate((nats * nats, nats * tokens, tokens * tokens)):
@@ -52,7 +54,9 @@ class Score:
 
     @property
     def interval(self) -> tuple[float, float]:
-        """95% of the cross-entropy over documents: tokens of one document are not independent."""
+        """95% of the cross-entropy over documents, whose tokens are not independent; nan with fewer than two."""
+        if self.documents < 2:
+            return math.nan, math.nan
         mean = self.cross_entropy
         ss, sn, nn = self._squares
         spread = 1.96 * math.sqrt(max(ss - 2 * mean * sn + mean * mean * nn, 0.0)) / max(self.tokens, 1)
@@ -61,9 +65,10 @@ class Score:
     def to_json(self) -> dict[str, Any]:
         low, high = self.interval
         return {
+            "documents": self.documents,
             "tokens": self.tokens,
             "cross_entropy": self.cross_entropy,
-            "interval": [low, high],
+            "interval": None if math.isnan(low) else [low, high],
             "perplexity": self.perplexity,
         }
 
@@ -72,7 +77,6 @@ class Score:
 class Evaluation:
     """What a model scored, with models that see no context beside it."""
 
-    n_documents: int = 0
     n_bytes: int = 0
     total: Score = field(default_factory=Score)
     domains: dict[str, Score] = field(default_factory=dict)
@@ -86,7 +90,6 @@ class Evaluation:
         return self.total.nats / math.log(2) / self.n_bytes if self.n_bytes else math.nan
 
     def add(self, document: Document, ids: np.ndarray, nats: np.ndarray, baselines: Mapping[str, ContextFree]) -> None:
-        self.n_documents += 1
         self.n_bytes += len(document.text.encode())
         self.total.add(float(nats.sum()), len(nats))
         self.domains.setdefault(document.domain, Score()).add(float(nats.sum()), len(nats))
@@ -101,7 +104,6 @@ class Evaluation:
 
     def to_json(self) -> dict[str, Any]:
         return {
-            "documents": self.n_documents,
             "bytes": self.n_bytes,
             "bits_per_byte": self.bits_per_byte,
             **self.total.to_json(),

@@ -18,7 +18,7 @@ from ematrace.evaluation import Evaluation, Score
 if TYPE_CHECKING:
     from ematrace.spen import SpenStream, Surprise
 
-BAR = 24  # characters of the longest bar
+BAR = 16  # characters of the longest bar
 CALM, STARTLED = 1.0, 12.0  # nats between which a token's colour goes from green to red
 
 
@@ -27,7 +27,7 @@ def evaluation_tables(result: Evaluation, name: str) -> Group:
     overall = _table("model")
     for label, score in {name: result.total, **result.baselines}.items():
         overall.add_row(label, *_cells(score))
-    summary = f"{result.n_documents:,} documents, {result.bits_per_byte:.3f} bits per byte"
+    summary = f"{result.total.documents:,} documents, {result.bits_per_byte:.3f} bits per byte"
     parts: list[Table | Text] = [overall, Text(summary, style="dim")]
     if len(result.domains) > 1:
         domains = _table("domain")
@@ -40,7 +40,7 @@ def evaluation_tables(result: Evaluation, name: str) -> Group:
 
 def _table(first: str) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column(first, overflow="fold")
+    table.add_column(first, overflow="fold", min_width=14)
     for heading in ("tokens", "perplexity", "nats a token (95%)"):
         table.add_column(heading, justify="right", no_wrap=True)
     return table
@@ -48,11 +48,12 @@ def _table(first: str) -> Table:
 
 def _cells(score: Score) -> tuple[str, str, str]:
     low, high = score.interval
-    return f"{score.tokens:,}", f"{score.perplexity:,.1f}", f"{score.cross_entropy:.3f} ({low:.3f} to {high:.3f})"
+    spread = "" if math.isnan(low) else f" ({low:.3f} to {high:.3f})"
+    return f"{score.tokens:,}", f"{score.perplexity:,.1f}", f"{score.cross_entropy:.3f}{spread}"
 
 
 def _positions(positions: Mapping[int, Score]) -> Table:
-    table = _table("position in the document")
+    table = _table("position")
     table.add_column("", no_wrap=True)
     highest = max(score.cross_entropy for score in positions.values())
     for start, score in sorted(positions.items()):
@@ -102,6 +103,8 @@ class StreamPrinter:
         """The sum of it, where it does not get into the way of what reads the tokens."""
         if not self.tokens:
             return
+        if self.layout == "text":
+            self.console.print()
         mean = self.nats / self.tokens
         doubt = f", mean uncertainty {self.uncertainty / self.tokens:.4f}" if stream.pghu is not None else ""
         state = f"state {stream.state_bytes():,} bytes"
