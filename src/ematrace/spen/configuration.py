@@ -61,7 +61,7 @@ class SpenConfig(PretrainedConfig):
     """
 
     model_type = "spen"
-    keys_to_ignore_at_inference = ("past_key_values",)
+    keys_to_ignore_at_inference = ["past_key_values", "cross_entropy", "aux_loss"]  # noqa: RUF012 - must be a list
     attribute_map = {  # noqa: RUF012 - the name and type that transformers asks for
         "hidden_size": "d_model",
         "intermediate_size": "d_ff",

@@ -1,0 +1,585 @@
+"""SPEN as a transformers model: whichever way it is run, padded, packed, carried or cached, it is one full pass."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, models, pre_tokenizers
+from torch import Tensor
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoModelForCausalLM,
+    PreTrainedTokenizerFast,
+    Trainer,
+    TrainingArguments,
+    pipeline,
+)
+
+import ematrace
+from ematrace.spen import SpenCache, SpenConfig, SpenForCausalLM, SpenModel
+
+PREDICTORS = [
+    ("static", "traces_now"),
+    *itertools.product(("linear", "softmax"), ("traces_now", "trace_sequence", "inputs")),
+]
+each_predictor = pytest.mark.parametrize(("predictor", "reads"), PREDICTORS)
+V = 31
+EXACT = {"rtol": 1e-10, "atol": 1e-10}
+
+
+@pytest.fixture
+def without_onednn() -> Iterator[None]:
+    """Some virtual machines announce AMX for bfloat16 products and then die of an illegal instruction."""
+    with torch.backends.mkldnn.flags(enabled=False):
+        yield
+
+
+def build(predictor: str = "static", reads: str = "traces_now", **changes: Any) -> SpenForCausalLM:
+    torch.manual_seed(0)
+    fields = {"vocab_size": V, "d_model": 16, "d_ff": 32, "n_layers": 2, "k": 8, "n_heads": 2, "gamma": 0.95}
+    fields |= {"bos_token_id": 0, "eos_token_id": None, "pad_token_id": 0, "initializer_range": 0.3}
+    config = SpenConfig(**{**fields, "predictor": predictor, "predictor_reads": reads, **changes})
+    return SpenForCausalLM(config).double().eval()
+
+
+def draw(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randint(1, V, shape, generator=torch.Generator().manual_seed(seed))
+
+
+def pad(rows: list[Tensor], side: str) -> tuple[Tensor, Tensor]:
+    """Padding holds a real token, so that it shows when it is not masked."""
+    length = max(len(row) for row in rows)
+    ids = torch.full((len(rows), length), 5)
+    mask = torch.zeros(len(rows), length, dtype=torch.long)
+    for i, row in enumerate(rows):
+        at = slice(length - len(row), None) if side == "left" else slice(0, len(row))
+        ids[i, at], mask[i, at] = row, 1
+    return ids, mask
+
+
+ROWS = [draw(n, seed=n) for n in (9, 4, 1, 70)]
+
+
+# Padded, packed, carried: the same logits.
+
+
+@each_predictor
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_padding_changes_nothing(predictor: str, reads: str, side: str) -> None:
+    model = build(predictor, reads)
+    ids, mask = pad(ROWS, side)
+    out = model(ids, attention_mask=mask, use_cache=True)
+    for i, row in enumerate(ROWS):
+        torch.testing.assert_close(out.logits[i, mask[i].bool()], model(row[None]).logits[0], **EXACT)
+    # and the state is the one after each row's last token
+    then = draw(len(ROWS), 3, seed=99)
+    continued = model(then, past_key_values=out.past_key_values).logits
+    for i, row in enumerate(ROWS):
+        whole = model(torch.cat([row, then[i]])[None]).logits[0, -3:]
+        torch.testing.assert_close(continued[i], whole, **EXACT)
+
+
+def test_a_row_of_padding_alone_does_no_harm() -> None:
+    for predictor, reads in PREDICTORS:
+        model = build(predictor, reads)
+        ids, mask = draw(2, 6), torch.tensor([[1] * 6, [0] * 6])
+        logits = model(ids, attention_mask=mask).logits
+        assert logits.isfinite().all()
+        torch.testing.assert_close(logits[0], model(ids[:1]).logits[0], **EXACT)
+
+
+def test_gradients_with_padding_are_those_without() -> None:
+    for predictor, reads in PREDICTORS:
+        model = build(predictor, reads).train()
+        ids, mask = pad(ROWS[:3], "right")
+        labels = ids.masked_fill(mask == 0, -100)
+        model(ids, attention_mask=mask, labels=labels, num_items_in_batch=11).cross_entropy.backward()
+        padded = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+        model.zero_grad()
+        for row in ROWS[:3]:
+            model(row[None], labels=row[None], num_items_in_batch=11).cross_entropy.backward()
+        for name, p in model.named_parameters():
+            torch.testing.assert_close(padded[name], p.grad, **EXACT)
+
+
+@each_predictor
+def test_packed_sequences_are_separate_ones(predictor: str, reads: str) -> None:
+    model = build(predictor, reads)
+    rows = [ROWS[0], draw(0), *ROWS[1:], draw(0)]
+    cu_seqlens = torch.tensor([0, *itertools.accumulate(len(row) for row in rows)])
+    packed = torch.cat(rows)[None]
+    out = model(packed, labels=packed, cu_seqlens=cu_seqlens)
+    separate = [model(row[None]).logits[0] for row in rows if len(row)]
+    torch.testing.assert_close(out.logits[0], torch.cat(separate), **EXACT)
+    targets = torch.cat([row[1:] for row in rows if len(row)])
+    predictions = torch.cat([logits[:-1] for logits in separate])
+    torch.testing.assert_close(out.loss, F.cross_entropy(predictions, targets), **EXACT)
+
+
+@each_predictor
+def test_packing_carries_its_state_or_says_that_it_cannot(predictor: str, reads: str) -> None:
+    model = build(predictor, reads)
+    rows, then = ROWS[:3], draw(3, 4, seed=7)
+    cu_seqlens = torch.tensor([0, *itertools.accumulate(len(row) for row in rows)])
+    cache = model(torch.cat(rows)[None], cu_seqlens=cu_seqlens, use_cache=True).past_key_values
+    if reads == "traces_now":
+        continued = model(then, past_key_values=cache).logits
+        again = model(then.reshape(1, -1), past_key_values=cache, cu_seqlens=torch.arange(0, 16, 4)).logits
+        for i, row in enumerate(rows):
+            whole = model(torch.cat([row, then[i]])[None]).logits[0, -4:]
+            torch.testing.assert_close(continued[i], whole, **EXACT)
+            torch.testing.assert_close(again[0, 4 * i : 4 * i + 4], whole, **EXACT)
+    else:
+        assert cache is None
+        cache = model(then[:1], use_cache=True).past_key_values
+        with pytest.raises(ValueError, match="past_key_values and cu_seqlens"):
+            model(then[:1], past_key_values=cache, cu_seqlens=torch.tensor([0, 4]))
+
+
+@settings(max_examples=8)
+@given(cuts=st.lists(st.integers(0, 90), max_size=4), data=st.sampled_from(PREDICTORS))
+def test_carrying_over_any_split_is_one_pass(cuts: list[int], data: tuple[str, str]) -> None:
+    model = build(*data)
+    ids = draw(2, 90)
+    cache, parts = None, []
+    for start, end in itertools.pairwise([0, *sorted(cuts), 90]):
+        out = model(ids[:, start:end], past_key_values=cache, use_cache=True)
+        cache = out.past_key_values
+        parts.append(out.logits)
+    assert cache is not None
+    assert cache.get_seq_length() == 90
+    torch.testing.assert_close(torch.cat(parts, 1), model(ids).logits, **EXACT)
+
+
+@each_predictor
+def test_token_by_token_is_one_pass(predictor: str, reads: str) -> None:
+    model = build(predictor, reads)
+    ids = draw(2, 20)
+    cache, parts = None, []
+    for t in range(20):
+        out = model(ids[:, t : t + 1], past_key_values=cache, use_cache=True)
+        cache = out.past_key_values
+        parts.append(out.logits)
+    torch.testing.assert_close(torch.cat(parts, 1), model(ids).logits, **EXACT)
+
+
+def test_the_cache_that_was_given_is_left_as_it_was() -> None:
+    for predictor, reads in PREDICTORS:
+        model = build(predictor, reads)
+        cache = model(draw(1, 5), use_cache=True).past_key_values
+        first = model(draw(1, 3, seed=1), past_key_values=cache).logits
+        second = model(draw(1, 3, seed=1), past_key_values=cache).logits
+        assert torch.equal(first, second)
+        assert cache.seen_tokens == 5
+
+
+def test_size_of_the_state() -> None:
+    """The traces alone, 4 bytes each in float32, however long the context; softmax keeps keys and values."""
+    for length in (3, 50):
+        cache = build().float()(draw(2, length), use_cache=True).past_key_values
+        assert cache.n_bytes() == 2 * 2 * 3 * 16 * 4
+    linear = build("linear", "inputs").float()(draw(2, 50), use_cache=True).past_key_values
+    assert linear.n_bytes() == 2 * 2 * (3 * 16 + 16 * 16) * 4
+    softmax = build("softmax", "inputs").float()(draw(2, 50), use_cache=True).past_key_values
+    assert softmax.n_bytes() == 2 * 2 * (3 * 16 * 4 + 50 * (2 * 16 * 4 + 1))
+
+
+def test_padding_after_a_carried_state_and_with_packing_is_refused() -> None:
+    model = build()
+    cache = model(draw(1, 5), use_cache=True).past_key_values
+    with pytest.raises(ValueError, match="attention_mask has padding after a carried state"):
+        model(draw(1, 2), past_key_values=cache, attention_mask=torch.tensor([[0, 1]]))
+    model(draw(1, 2), past_key_values=cache, attention_mask=torch.ones(1, 7))  # no padding: as generate() sends it
+    with pytest.raises(ValueError, match="attention_mask with padding and cu_seqlens exclude each other"):
+        model(draw(1, 4), cu_seqlens=torch.tensor([0, 4]), attention_mask=torch.tensor([[0, 1, 1, 1]]))
+    with pytest.raises(ValueError, match="attention_mask covers 3 steps, the input has 4"):
+        model(draw(1, 4), attention_mask=torch.ones(1, 3))
+    with pytest.raises(ValueError, match="exactly one of input_ids and inputs_embeds"):
+        model()
+
+
+# Loss.
+
+
+def test_labels_are_shifted_inside() -> None:
+    model = build()
+    ids = draw(3, 12)
+    labels = ids.clone()
+    labels[0, 3:6] = -100
+    out = model(ids, labels=labels)
+    shifted = F.pad(labels[:, 1:], (0, 1), value=-100)
+    expected = F.cross_entropy(model(ids).logits.flatten(0, 1), shifted.flatten())
+    torch.testing.assert_close(out.loss, expected, **EXACT)
+    torch.testing.assert_close(model(ids, shift_labels=shifted).loss, expected, **EXACT)
+    summed = expected * (shifted != -100).sum()
+    torch.testing.assert_close(model(ids, labels=labels, num_items_in_batch=50).loss, summed / 50, **EXACT)
+    by_tensor = model(ids, labels=labels, num_items_in_batch=torch.tensor(50)).loss
+    torch.testing.assert_close(by_tensor, summed / 50, **EXACT)
+
+
+def test_all_labels_ignored_is_no_loss() -> None:
+    model = build().train()
+    out = model(draw(2, 5), labels=torch.full((2, 5), -100))
+    assert out.cross_entropy == 0
+    out.loss.backward()
+    assert all(p.grad is None or p.grad.isfinite().all() for p in model.parameters())
+
+
+def test_logits_are_left_out_where_training_does_not_need_them() -> None:
+    model = build().train()
+    ids = draw(2, 5)
+    assert model(ids, labels=ids).logits is None
+    assert model(ids, labels=ids, skip_logits=False).logits.shape == (2, 5, V)
+    assert model(ids).logits.shape == (2, 5, V)
+    assert model.eval()(ids, labels=ids).logits.shape == (2, 5, V)
+    assert model(ids, labels=ids, skip_logits=True).logits is None
+
+
+def test_logits_to_keep() -> None:
+    model = build()
+    ids = draw(2, 9)
+    logits = model(ids).logits
+    torch.testing.assert_close(model(ids, logits_to_keep=2).logits, logits[:, -2:], **EXACT)
+    torch.testing.assert_close(model(ids, logits_to_keep=torch.tensor([0, 4])).logits, logits[:, [0, 4]], **EXACT)
+
+
+# What transformers expects of a model.
+
+
+def test_outputs() -> None:
+    model = build()
+    ids = draw(2, 9)
+    out = model(ids, output_hidden_states=True, use_cache=False)
+    assert out.past_key_values is None
+    assert len(out.hidden_states) == 3
+    torch.testing.assert_close(model.lm_head(out.hidden_states[-1]), out.logits, **EXACT)
+    assert torch.equal(out.hidden_states[0], model.model.embed_tokens(ids))
+    assert torch.equal(model.model(ids).last_hidden_state, out.hidden_states[-1])
+    loss, logits, cache = model(ids, labels=ids, return_dict=False)[:3]
+    assert loss.ndim == 0
+    assert torch.equal(logits, out.logits)
+    assert isinstance(cache, SpenCache)
+    model.config.return_dict = False
+    assert torch.equal(model(ids)[0], out.logits)
+
+
+def test_hidden_states_are_in_the_order_of_the_input() -> None:
+    model = build()
+    ids, mask = pad(ROWS[:2], "right")
+    states = model(ids, attention_mask=mask, output_hidden_states=True).hidden_states
+    alone = model(ROWS[1][None], output_hidden_states=True).hidden_states
+    for padded, unpadded in zip(states, alone, strict=True):
+        torch.testing.assert_close(padded[1, :4], unpadded[0], **EXACT)
+
+
+def test_embeddings_in_the_place_of_ids() -> None:
+    model = build()
+    ids = draw(2, 9)
+    out = model(inputs_embeds=model.get_input_embeddings()(ids), labels=ids)
+    torch.testing.assert_close(out.logits, model(ids).logits, **EXACT)
+    assert out.loss == model(ids, labels=ids).loss
+
+
+def test_resizing_the_vocabulary_keeps_the_head_tied() -> None:
+    model = build()
+    ids = draw(1, 6)
+    before = model(ids).logits
+    model.resize_token_embeddings(V + 5, mean_resizing=False)
+    assert model.config.vocab_size == V + 5
+    assert model.lm_head.weight is model.model.embed_tokens.weight
+    after = model(ids).logits
+    assert after.shape == (1, 6, V + 5)
+    torch.testing.assert_close(after[..., :V], before, **EXACT)
+
+
+@pytest.mark.parametrize("load_balance", [0.0, 0.1])
+def test_gradient_checkpointing_gives_the_same_gradients(load_balance: float) -> None:
+    for predictor, reads in PREDICTORS:
+        model = build(predictor, reads, load_balance=load_balance).train()
+        ids, mask = pad(ROWS[:2], "left")
+        gradients = []
+        for checkpointing in (False, True):
+            if checkpointing:
+                model.gradient_checkpointing_enable()
+                assert model.is_gradient_checkpointing
+            model.zero_grad()
+            model(ids, attention_mask=mask, labels=ids).loss.backward()
+            gradients.append([p.grad.clone() for p in model.parameters() if p.grad is not None])
+        for a, b in zip(*gradients, strict=True):
+            torch.testing.assert_close(a, b, **EXACT)
+
+
+def loss_and_gradients(f: Any, model: SpenForCausalLM, ids: Tensor) -> list[Tensor]:
+    model.zero_grad()
+    loss = f(ids, labels=ids, use_cache=False).loss
+    loss.backward()
+    return [loss.detach(), *(p.grad.clone() for p in model.parameters())]
+
+
+@pytest.mark.parametrize(
+    ("predictor", "reads"), [("static", "traces_now"), ("linear", "inputs"), ("softmax", "trace_sequence")]
+)
+def test_compiles_without_graph_breaks(predictor: str, reads: str) -> None:
+    model = build(predictor, reads, n_layers=1).train()
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    ids = draw(2, 40)
+    for a, b in zip(*(loss_and_gradients(f, model, ids) for f in (compiled, model)), strict=True):
+        torch.testing.assert_close(a, b, **EXACT)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("g++") is None, reason="inductor needs a C++ compiler")
+def test_compiled_by_inductor_is_the_same() -> None:
+    model = build(n_layers=1).train()
+    ids = draw(2, 40)
+    compiled = torch.compile(model, fullgraph=True)
+    for a, b in zip(*(loss_and_gradients(f, model, ids) for f in (compiled, model)), strict=True):
+        torch.testing.assert_close(a, b, **EXACT)
+
+
+@pytest.mark.usefixtures("without_onednn")
+def test_reduced_precision() -> None:
+    """bfloat16 has 8 bits; the tolerance is wide because top-k may choose other units, the dense model's is not."""
+    ids = draw(2, 30)
+    for (predictor, reads), ffn in itertools.product(PREDICTORS, ("topk", "dense")):
+        model = build(predictor, reads, ffn=ffn, initializer_range=0.1).float().train()
+        exact = model(ids, labels=ids).loss
+        for fp32_stream in (False, True):
+            model.config.residual_in_fp32 = fp32_stream
+            model.zero_grad()
+            with torch.autocast("cpu", torch.bfloat16):
+                out = model(ids, labels=ids)
+            out.loss.backward()
+            assert out.loss.dtype == torch.float32
+            assert out.loss.item() == pytest.approx(exact.item(), rel=0.01)
+            assert all(p.grad.isfinite().all() and p.grad.dtype == torch.float32 for p in model.parameters())
+        half = model.bfloat16().eval()
+        out = half(ids, labels=ids, use_cache=True)
+        assert out.logits.dtype == torch.bfloat16
+        assert out.loss.item() == pytest.approx(exact.item(), rel=0.02)
+        assert all(block.traces.dtype == torch.float32 for block in out.past_key_values.blocks)
+        assert half(ids[:, :1], past_key_values=out.past_key_values).logits.isfinite().all()
+
+
+# Files.
+
+
+def test_saved_and_read_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    model = build("linear", "inputs", residual="direct").float()
+    model.save_pretrained(tmp_path)
+    names = {file.name for file in tmp_path.iterdir()}
+    assert names == {"config.json", "generation_config.json", "model.safetensors", "modeling_ematrace.py"}
+    ids = draw(2, 9)
+    for read in (SpenForCausalLM.from_pretrained(tmp_path), AutoModelForCausalLM.from_pretrained(tmp_path)):
+        assert type(read) is SpenForCausalLM
+        assert read.lm_head.weight is read.model.embed_tokens.weight
+        assert torch.equal(read(ids).logits, model(ids).logits)
+    assert type(AutoConfig.from_pretrained(tmp_path)) is SpenConfig
+    backbone = AutoModel.from_pretrained(tmp_path)
+    assert type(backbone) is SpenModel
+    assert torch.equal(backbone(ids).last_hidden_state, model.model(ids).last_hidden_state)
+    assert not [r for r in caplog.records if r.levelname in ("WARNING", "ERROR")]
+
+
+def test_nothing_is_missing_or_left_over_in_the_file(tmp_path: Path) -> None:
+    for predictor, reads in PREDICTORS:
+        build(predictor, reads).save_pretrained(tmp_path / f"{predictor}-{reads}")
+        _, info = SpenForCausalLM.from_pretrained(tmp_path / f"{predictor}-{reads}", output_loading_info=True)
+        assert not any(info.values())
+
+
+def test_a_folder_of_shards_and_another_dtype(tmp_path: Path) -> None:
+    model = build()
+    model.save_pretrained(tmp_path, max_shard_size="5KB")
+    assert len(list(tmp_path.glob("*.safetensors"))) > 1
+    assert torch.equal(SpenForCausalLM.from_pretrained(tmp_path)(draw(1, 4)).logits, model(draw(1, 4)).logits)
+    assert SpenForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16).dtype == torch.bfloat16
+
+
+FRESH_PROCESS = """
+import sys
+from transformers import AutoConfig, AutoModelForCausalLM
+assert "ematrace" not in sys.modules
+model = AutoModelForCausalLM.from_pretrained(sys.argv[1], trust_remote_code=True)
+assert type(model).__module__ == "ematrace.spen.modeling", type(model)
+model.save_pretrained(sys.argv[2])
+import torch
+print(model(torch.arange(5)[None]).logits.sum().item())
+"""
+
+
+@pytest.mark.slow
+def test_a_process_that_does_not_know_ematrace_can_open_the_folder(tmp_path: Path) -> None:
+    model = build().float()
+    model.save_pretrained(tmp_path / "model")
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path / "home"), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", FRESH_PROCESS, str(tmp_path / "model"), str(tmp_path / "again")],
+        capture_output=True, text=True, env=environment, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert float(done.stdout) == pytest.approx(model(torch.arange(5)[None]).logits.sum().item(), rel=1e-4)
+    first, second = ({f.name for f in (tmp_path / name).iterdir()} for name in ("model", "again"))
+    assert first == second  # no copies of our sources
+    config, again = (json.loads((tmp_path / name / "config.json").read_text()) for name in ("model", "again"))
+    assert config["auto_map"] == again["auto_map"]
+
+
+def test_no_pickle_anywhere() -> None:
+    for file in Path(ematrace.__file__).parent.rglob("*.py"):
+        text = file.read_text(encoding="utf-8")
+        assert not [word for word in ("torch.save(", "torch.load(", "import pickle", "joblib") if word in text], file
+
+
+# Generation.
+
+
+def greedy(model: SpenForCausalLM, ids: Tensor, n: int) -> Tensor:
+    """The oracle: a full pass for every token."""
+    ids = ids[None]
+    for _ in range(n):
+        ids = torch.cat([ids, model(ids, use_cache=False).logits[:, -1:].argmax(-1)], 1)
+    return ids[0]
+
+
+@each_predictor
+def test_generate_is_a_loop_of_full_passes(predictor: str, reads: str) -> None:
+    model = build(predictor, reads)
+    rows = ROWS[:3]
+    expected = [greedy(model, row, 8) for row in rows]
+    for row, wanted in zip(rows, expected, strict=True):
+        assert torch.equal(model.generate(row[None], max_new_tokens=8, do_sample=False)[0], wanted)
+        uncached = model.generate(row[None], max_new_tokens=8, do_sample=False, use_cache=False)[0]
+        assert torch.equal(uncached, wanted)
+    ids, mask = pad(rows, "left")
+    for use_cache in (True, False):
+        out = model.generate(ids, attention_mask=mask, max_new_tokens=8, do_sample=False, use_cache=use_cache)
+        for i, (row, wanted) in enumerate(zip(rows, expected, strict=True)):
+            assert torch.equal(out[i, -8 - len(row) :], wanted)
+
+
+def test_generate_runs_each_token_once() -> None:
+    model = build()
+    lengths: list[int] = []
+    model.model.register_forward_pre_hook(lambda module, args: lengths.append(args[0].shape[1]))
+    model.generate(ROWS[0][None], max_new_tokens=5, do_sample=False)
+    assert lengths == [9, 1, 1, 1, 1]
+
+
+@each_predictor
+def test_generate_continues_from_a_returned_state(predictor: str, reads: str) -> None:
+    model = build(predictor, reads)
+    prompt = ROWS[0][None]
+    wanted = greedy(model, ROWS[0], 10)
+    half = model.generate(prompt, max_new_tokens=5, do_sample=False, return_dict_in_generate=True)
+    rest = model.generate(half.sequences, past_key_values=half.past_key_values, max_new_tokens=5, do_sample=False)
+    assert torch.equal(rest[0], wanted)
+
+
+@each_predictor
+def test_beam_search_with_and_without_the_cache(predictor: str, reads: str) -> None:
+    model = build(predictor, reads)
+    ids, mask = pad(ROWS[:2], "left")
+    arguments = {"attention_mask": mask, "max_new_tokens": 6, "num_beams": 3, "do_sample": False}
+    arguments |= {"return_dict_in_generate": True, "output_scores": True}
+    cached, uncached = (model.generate(ids, use_cache=use, **arguments) for use in (True, False))
+    assert torch.equal(cached.sequences, uncached.sequences)
+    torch.testing.assert_close(cached.sequences_scores, uncached.sequences_scores, **EXACT)
+
+
+def test_beam_search_scores_are_log_probabilities() -> None:
+    model = build()
+    prompt = ROWS[1]
+    out = model.generate(
+        prompt[None], max_new_tokens=4, num_beams=4, do_sample=False, length_penalty=0.0,
+        return_dict_in_generate=True, output_scores=True,
+    )  # fmt: skip
+    log_p = model(out.sequences).logits.log_softmax(-1)[0].detach()
+    n = len(prompt)
+    total = sum(log_p[t - 1, out.sequences[0, t]] for t in range(n, n + 4))
+    assert out.sequences_scores.item() == pytest.approx(float(total), abs=1e-5)
+
+
+def test_sampling_follows_the_seed() -> None:
+    model = build(initializer_range=0.05)
+    ids, mask = pad(ROWS[:2], "left")
+
+    def sample(seed: int, **arguments: Any) -> Tensor:
+        torch.manual_seed(seed)
+        return model.generate(ids, attention_mask=mask, max_new_tokens=12, do_sample=True, **arguments)
+
+    assert torch.equal(sample(1), sample(1))
+    assert not torch.equal(sample(1), sample(2))
+    assert torch.equal(sample(1), sample(1, use_cache=False))
+    several = sample(3, num_return_sequences=3)
+    assert several.shape[0] == 6
+    assert not torch.equal(several[0], several[1])
+
+
+def test_generation_stops_at_the_end_of_text() -> None:
+    model = build()
+    eos = int(greedy(model, ROWS[0], 3)[-1])
+    out = model.generate(ROWS[0][None], max_new_tokens=20, do_sample=False, eos_token_id=eos, pad_token_id=0)
+    assert out.shape[1] <= 9 + 3
+    assert out[0, -1] == eos
+
+
+# Trainer and pipeline.
+
+
+@pytest.fixture
+def tokenizer() -> PreTrainedTokenizerFast:
+    words = {"<|endoftext|>": 0, **{chr(96 + i): i for i in range(1, 27)}}
+    inner = Tokenizer(models.WordLevel(words, unk_token="<|endoftext|>"))
+    inner.pre_tokenizer = pre_tokenizers.Whitespace()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=inner, eos_token="<|endoftext|>", pad_token="<|endoftext|>", padding_side="left"
+    )
+
+
+def test_trainer_learns(tmp_path: Path) -> None:
+    model = build(initializer_range=0.02).float()
+    data = [{"input_ids": row, "labels": row} for row in (np.arange(8) + i for i in range(8))]
+    before = model(torch.arange(8)[None], labels=torch.arange(8)[None]).loss.item()
+    arguments = TrainingArguments(
+        output_dir=str(tmp_path), max_steps=12, per_device_train_batch_size=4, gradient_accumulation_steps=2,
+        learning_rate=0.02, report_to=[], use_cpu=True, disable_tqdm=True, save_strategy="no",
+        eval_strategy="steps", eval_steps=6, label_names=["labels"],
+    )  # fmt: skip
+    trainer = Trainer(model, arguments, train_dataset=data, eval_dataset=data[:3])
+    result = trainer.train()
+    assert np.isfinite(result.training_loss)
+    after = model.eval()(torch.arange(8)[None], labels=torch.arange(8)[None]).loss.item()
+    assert after < 0.8 * before
+    assert trainer.evaluate()["eval_loss"] < before
+    predicted = trainer.predict(data)
+    assert predicted.predictions.shape == (8, 8, V)
+    assert predicted.label_ids.shape == (8, 8)
+
+
+def test_pipeline_generates_text(tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> None:
+    model = build().float()
+    model.save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    generate = pipeline("text-generation", model=str(tmp_path), device="cpu")
+    prompts = ["a b c", "d"]
+    texts = generate(prompts, max_new_tokens=4, do_sample=False, batch_size=2, return_full_text=False)
+    for prompt, text in zip(prompts, texts, strict=True):
+        ids = torch.tensor(tokenizer(prompt)["input_ids"])
+        wanted = greedy(model, ids, 4)[len(ids) :]
+        assert text[0]["generated_text"].split() == tokenizer.decode(wanted, skip_special_tokens=True).split()
