@@ -19,7 +19,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ematrace.text import Document, PackedTokens, Source, open_source, pack, train_bpe
-from ematrace.text.packing import batches, cache_folder, in_split
+from ematrace.text.documents import in_split
+from ematrace.text.packing import batches, cache_folder
 
 
 class Listed(Source):

@@ -120,12 +120,11 @@ def evaluate_model(command: Eval, console: Console, error_console: Console) -> N
     from ematrace.report.language import evaluation_tables
     from ematrace.report.progress import token_counter
     from ematrace.text import open_source
-    from ematrace.text.packing import in_split
 
     started = time.monotonic()
     model, tokenizer, folder = load_language_model(command.model, command.device)
     split, unigram = training_text(folder, command)
-    documents = (d for d in open_source(command.data) if in_split(d.id, split))
+    documents = open_source(command.data).part(split)
     with token_counter(error_console) as progress:
         result = evaluate(
             model, tokenizer, documents, context=command.context, max_tokens=command.max_tokens,

@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
+import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
+
+SPLITS = ("train", "validation", "all")
+
+
+def in_split(id: str, split: str, validation_share: float) -> bool:
+    """A document's split depends on its id alone, not on its place in the corpus."""
+    if split == "all":
+        return True
+    fraction = int.from_bytes(hashlib.sha256(id.encode()).digest()[:8]) / 2**64
+    return (fraction < validation_share) == (split == "validation")
 
 
 @dataclass(frozen=True)
@@ -33,9 +44,15 @@ class Source(ABC):
     """Documents in a fixed order; can be read any number of times."""
 
     spec: str
+    validation_share: float = 0.01
+    """Share of the documents that is held out when nothing else is asked for."""
 
     @abstractmethod
     def __iter__(self) -> Iterator[Document]: ...
+
+    def part(self, split: str) -> Iterator[Document]:
+        """The documents of one split: "train", "validation" or "all"."""
+        return (d for d in self if in_split(d.id, split, self.validation_share))
 
     @abstractmethod
     def identity(self) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from typing import IO, TYPE_CHECKING, Any
 import numpy as np
 
 from ematrace.files import write_atomically
-from ematrace.text.documents import Document, Source
+from ematrace.text.documents import SPLITS, Document, Source, in_split
 from ematrace.text.packed import INDEX, SCHEMA, PackedTokens, read_index
 from ematrace.text.sources import open_source
 from ematrace.text.tokenizers import DocumentEncoder
@@ -23,9 +23,7 @@ from ematrace.text.tokenizers import DocumentEncoder
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
-SPLITS = ("train", "validation", "all")
 SHARD_TOKENS = 2**26
-VALIDATION_SHARE = 0.01
 _BATCH_DOCUMENTS = 1024
 _BATCH_CHARACTERS = 2**22
 Progress = Callable[[int, int], None]  # documents and tokens packed so far
@@ -34,14 +32,6 @@ Progress = Callable[[int, int], None]  # documents and tokens packed so far
 def cache_folder() -> Path:
     """$EMATRACE_CACHE, or ~/.cache/ematrace."""
     return Path(os.environ.get("EMATRACE_CACHE") or "~/.cache/ematrace").expanduser()
-
-
-def in_split(id: str, split: str, validation_share: float = VALIDATION_SHARE) -> bool:
-    """A document's split depends on its id alone, not on its place in the corpus."""
-    if split == "all":
-        return True
-    fraction = int.from_bytes(hashlib.sha256(id.encode()).digest()[:8]) / 2**64
-    return (fraction < validation_share) == (split == "validation")
 
 
 def check_split(split: str, validation_share: float) -> None:
@@ -58,7 +48,7 @@ def pack(
     split: str = "all",
     *,
     shard_tokens: int = SHARD_TOKENS,
-    validation_share: float = VALIDATION_SHARE,
+    validation_share: float | None = None,
     progress: Progress | None = None,
 ) -> PackedTokens:
     """Tokens of `source` in `folder` (by default one in the cache); a pack of the same text and tokenizer is reused.
@@ -68,10 +58,11 @@ def pack(
     """
     from filelock import FileLock
 
+    source = open_source(source)
+    validation_share = source.validation_share if validation_share is None else validation_share
     check_split(split, validation_share)
     if shard_tokens < 1:
         raise ValueError(f"shard_tokens is {shard_tokens}, must be positive")
-    source = open_source(source)
     encoder = DocumentEncoder(tokenizer)
     share = None if split == "all" else validation_share
     made_of = {"schema": SCHEMA, "source": source.identity(), "tokenizer": encoder.fingerprint}

@@ -25,6 +25,7 @@ class BuiltinSource(Source):
     """
 
     spec = "builtin"
+    validation_share = 0.05  # few documents: 1% of them would be seven
     _FOREIGN = frozenset({"site-packages", "dist-packages", "__pycache__", "test", "tests", "idle_test"})
     # Character tables; the topics a second time, as one file.
     _NOT_CODE = frozenset({"encodings", "pydoc_data"})

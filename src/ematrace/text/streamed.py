@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from torch.utils.data import IterableDataset, get_worker_info
 
-from ematrace.text.documents import Document, DocumentCursor, Source
-from ematrace.text.packing import VALIDATION_SHARE, check_split, in_split
+from ematrace.text.documents import Document, DocumentCursor, Source, in_split
+from ematrace.text.packing import check_split
 from ematrace.text.sources import open_source
 from ematrace.text.tokenizers import DocumentEncoder
 
@@ -36,16 +36,16 @@ class StreamedTokens(IterableDataset):  # type: ignore[type-arg]
         tokenizer: PreTrainedTokenizerFast,
         length: int,
         split: str = "all",
-        validation_share: float = VALIDATION_SHARE,
+        validation_share: float | None = None,
     ) -> None:
-        check_split(split, validation_share)
         if length < 1:
             raise ValueError(f"sequence length is {length}, must be positive")
         self.source = open_source(source)
+        self.validation_share = self.source.validation_share if validation_share is None else validation_share
+        check_split(split, self.validation_share)
         self.tokenizer = tokenizer
         self.length = length
         self.split = split
-        self.validation_share = validation_share
         self._position: State | None = None  # of the next window; None: at the beginning
         self._resumes = False
 

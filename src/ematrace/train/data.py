@@ -14,7 +14,6 @@ import numpy as np
 
 from ematrace.files import write_atomically
 from ematrace.text import load_tokenizer, open_source, pack, train_bpe
-from ematrace.text.packing import in_split
 from ematrace.text.streamed import StreamedTokens, starts_after
 from ematrace.train.batches import Batches, Ids, PackedBatches, StreamedBatches, Windows
 from ematrace.train.checkpoints import write_folder
@@ -108,7 +107,7 @@ def _new_tokenizer(config: TrainConfig, tell: Callable[[str], None]) -> Any:
         return load_tokenizer(config.tokenizer or "gpt2")
     tell(f"training a tokenizer of {config.vocab_size} entries")
     split = "train" if config.validation is None else "all"
-    return train_bpe((d for d in open_source(config.data) if in_split(d.id, split)), config.vocab_size)
+    return train_bpe(open_source(config.data).part(split), config.vocab_size)
 
 
 def _validation(
