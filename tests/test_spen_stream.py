@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from ematrace.spen import PGHU, SpenConfig, SpenForCausalLM, SpenStream
+from ematrace.spen.parity import parity
 from ematrace.traces import ema_traces
 
 VOCABULARY = 61
@@ -47,6 +48,32 @@ def test_float32_with_a_dense_feed_forward_agrees_to_1e_4() -> None:
     with torch.no_grad():
         parallel = model(ids).logits
     assert (streamed_logits(SpenStream(model), ids) - parallel).abs().amax() < 1e-4
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_parity_counts_what_differs(dtype: torch.dtype) -> None:
+    told = parity(make_model(dtype), tokens(1, 200))
+    bound = 1e-10 if dtype == torch.float64 else 1e-4
+    assert told.block_difference < bound
+    assert told.perplexity_ratio == pytest.approx(1, abs=1e-3)
+    if dtype == torch.float64:
+        assert told.max_difference < bound
+        assert told.flipped_share == 0
+
+
+def test_parity_notices_a_stream_that_differs(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, ids = make_model(), tokens(1, 50)
+    step = SpenStream.step
+
+    def forgetful(self: SpenStream, ids: torch.Tensor) -> torch.Tensor:
+        if self.cache.seen_tokens == 25:
+            self.reset()
+        return step(self, ids)
+
+    monkeypatch.setattr(SpenStream, "step", forgetful)
+    told = parity(model, ids)
+    assert told.max_difference > 1e-3
+    assert told.perplexity_streamed != told.perplexity_parallel
 
 
 def test_float32_with_topk_flips_only_near_ties() -> None:
