@@ -8,10 +8,12 @@ compared block by block on identical inputs.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from torch import Tensor
 
+from ematrace.spen.block import SpenBlock
 from ematrace.spen.modeling import SpenForCausalLM
 from ematrace.spen.stream import SpenStream
 from ematrace.traces import ema_traces
@@ -54,7 +56,8 @@ def parity(model: SpenForCausalLM, ids: Tensor) -> Parity:
 
 def _by_block(model: SpenForCausalLM, inputs: tuple[Tensor, ...]) -> tuple[float, float]:
     flipped, difference, pairs = 0, 0.0, 0
-    for block, x in zip(model.model.layers, inputs, strict=False):  # the last hidden state enters no block
+    for layer, x in zip(model.model.layers, inputs, strict=False):  # the last hidden state enters no block
+        block = cast(SpenBlock, layer)
         traces, _ = ema_traces(x, model.config.alphas)
         parallel_out, parallel = block.respond(x, traces, block.predictor(x, traces)[0])
         state, steps = None, []
@@ -62,7 +65,8 @@ def _by_block(model: SpenForCausalLM, inputs: tuple[Tensor, ...]) -> tuple[float
             x_t = x[:, t : t + 1]
             traces, state = ema_traces(x_t, model.config.alphas, state)
             steps.append(block.respond(x_t, traces, block.predictor(x_t, traces)[0]))
-        streamed_out, streamed = (torch.cat(parts, 1) for parts in zip(*steps, strict=True))
+        streamed_out = torch.cat([out for out, _ in steps], 1)
+        streamed = torch.cat([z for _, z in steps], 1)
         changed = ((parallel != 0) != (streamed != 0)).any(-1)
         flipped += int(changed.sum())
         pairs += changed.numel()
