@@ -1,7 +1,7 @@
 """SPEN-130M and a GPT-2-size transformer, trained by one loop on the same tokens of the same text (C21).
 
 The paper's batch (224 x 2048 in micro-batches of 56), bfloat16, compiled, on one GPU. Speed is the median over steps,
-with the first five, in which kernels are compiled, left out; a step is everything: data, forward, backward, clip, AdamW.
+with the first five, in which kernels are compiled, left out; a step is all of it: data, forward, backward, clip, AdamW.
 Then both are scored on text that neither was trained on, and the streamed SPEN is compared with the parallel one.
 
     python benchmarks/spen_training.py --data "train-*.jsonl.xz" --validation validation.jsonl.xz --record results
