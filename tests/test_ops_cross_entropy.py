@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,9 +14,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ematrace.ops import cross_entropy as module
 from ematrace.ops import linear_cross_entropy
-
-if not torch.cuda.is_available():
-    os.environ.setdefault("TRITON_INTERPRET", "1")
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 Problem = tuple[Tensor, Tensor, Tensor]

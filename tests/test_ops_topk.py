@@ -4,20 +4,14 @@ from __future__ import annotations
 
 import itertools
 import math
-import os
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given
-from hypothesis import strategies as st
 from torch import Tensor
 
 from ematrace.ops import gelu_topk, topk_mask
-
-if not torch.cuda.is_available():
-    os.environ.setdefault("TRITON_INTERPRET", "1")
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -52,17 +46,15 @@ def test_keeps_the_first_k_of_a_stable_sort(dtype: torch.dtype, shape: tuple[int
         assert torch.equal(out, torch.where(torch.from_numpy(kept), z, torch.zeros_like(z)))
 
 
-# Few values, so that ties within a row are the rule.
-COARSE = st.sampled_from([-3.0, -1.0, -0.0, 0.0, 0.5, 1.0, 2.0, INF, -INF, NAN])
-
-
-@given(rows=st.lists(st.lists(COARSE, min_size=6, max_size=6), min_size=1, max_size=4), k=st.integers(1, 6))
-def test_mask_with_ties_zeros_and_values_that_are_not_finite(rows: list[list[float]], k: int) -> None:
-    for dtype in DTYPES:
-        z = torch.tensor(rows, dtype=dtype)
-        mask = topk_mask(z, k)
-        assert (mask.sum(-1) == k).all()
-        assert (mask.numpy() == stable_top_k(z, k)).all()
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_mask_with_ties_zeros_and_values_that_are_not_finite(dtype: torch.dtype) -> None:
+    few = torch.tensor([-3.0, -1.0, -0.0, 0.0, 0.5, 1.0, 2.0, INF, -INF, NAN], dtype=dtype)
+    for alphabet in (few, few[:7], few[2:4], few[-3:]):  # few values, so that ties within a row are the rule
+        z = alphabet[torch.randint(len(alphabet), (300, 6), generator=torch.Generator().manual_seed(0))]
+        for k in range(1, 7):
+            mask = topk_mask(z, k)
+            assert (mask.sum(-1) == k).all()
+            assert (mask.numpy() == stable_top_k(z, k)).all()
 
 
 def test_selects_by_value_not_by_magnitude() -> None:

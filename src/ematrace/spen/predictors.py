@@ -137,7 +137,7 @@ class SoftmaxPredictor(SequencePredictor):
         return self.W_o(mixed.transpose(1, 2).flatten(-2)), (k, v, seen)
 
     def _heads(self, y: Tensor) -> Tensor:
-        return y.view(*y.shape[:-1], self.n_heads, -1).transpose(1, 2)
+        return y.unflatten(-1, (self.n_heads, -1)).transpose(1, 2)
 
 
 def build_predictor(config: SpenConfig) -> nn.Module:
@@ -206,4 +206,4 @@ def strictly_causal_attention(q: Tensor, k: Tensor, v: Tensor, seen: Tensor | No
 def each_segment(cu_seqlens: Tensor, attend: Callable[[slice], Tensor], dim: int = 1) -> Tensor:
     """Run `attend` on each packed sequence by itself and put the results side by side again."""
     ends: list[int] = cu_seqlens.tolist()
-    return torch.cat([attend(slice(a, b)) for a, b in itertools.pairwise(ends) if b > a], dim=dim)
+    return torch.cat([attend(slice(a, b)) for a, b in itertools.pairwise(ends)], dim=dim)
