@@ -4,7 +4,7 @@ Works on copies of src/ and tests/ in a temporary folder; the working tree is on
 unnoticed, 2 if something does not fit: a text to replace that is not there exactly once, tests that fail without a
 defect, a copy that is not the one imported.
 
-    python scripts/plant_defects.py              # all of them, two minutes on two cores
+    python scripts/plant_defects.py              # all of them, a few minutes on two cores
     python scripts/plant_defects.py --only spa   # those with "spa" in their name
     python scripts/plant_defects.py --compiled   # compile each broken kernel; else Python interprets them, see numba's
                                                  # NUMBA_DISABLE_JIT: the same source, and 12 s saved each time
@@ -34,6 +34,9 @@ KERNELS, MODEL = "spcn/kernels.py", "spcn/model.py"
 T_KERNELS, T_MODEL, T_FILES = "test_spcn_kernels.py", "test_spcn_model.py", "test_spcn_files.py"
 T_FEEDFORWARD, T_PROBES = "test_spcn_feedforward.py", "test_probes.py"
 T_LEDGER, T_GRAMMAR = "test_ledger.py", "test_grammar.py"
+LOOP, CHUNKED, OPERATOR = "traces/reference.py", "traces/chunked.py", "traces/operator.py"
+TRITON, TRACES_MODULE = "traces/triton_scan.py", "traces/module.py"
+T_OPERATOR, T_TRITON, T_TRACES = "test_traces_operator.py", "test_traces_triton.py", "test_traces_module.py"
 
 
 @dataclass(frozen=True)
@@ -87,6 +90,70 @@ DEFECTS = (
     Defect("every level at the rate of L0", KERNELS, T_KERNELS, "traces or half_lives",
            "rate = alpha_fast[level]",
            "rate = alpha_fast[0]"),
+    # the trace operator
+    Defect("loop: the rate weighs the past", LOOP, T_OPERATOR, "whole_chunks",
+           "torch.lerp(h, x_t.expand_as(h), a)",
+           "torch.lerp(x_t.expand_as(h), h, a)"),
+    Defect("chunked: state decays one step too little", CHUNKED, T_OPERATOR, "whole_chunks",
+           "steps_T, state = time_T + 1, state.unsqueeze(2)",
+           "steps_T, state = time_T, state.unsqueeze(2)"),
+    Defect("chunked: packed sequences leak within a chunk", CHUNKED, T_OPERATOR, "three_levels",
+           "weights = weights * (segment_KC.unsqueeze(-1) == segment_KC.unsqueeze(-2))",
+           "pass"),
+    Defect("chunked: packed sequences leak between chunks", CHUNKED, T_OPERATOR, "three_levels",
+           "enters = enters * (segment_KC[1:] == before_K.unsqueeze(1))[:, :, None, None]",
+           "pass"),
+    Defect("chunked: empty sequence takes its neighbour's state", CHUNKED, T_OPERATOR, "closed_form",
+           "cu_seqlens[1:] <= cu_seqlens[:-1]",
+           "cu_seqlens[1:] < cu_seqlens[:-1]"),
+    Defect("chunked: powers in float32", CHUNKED, T_OPERATOR, "slow_trace",
+           "base_AG.unsqueeze(-1) ** exponents_T.to(base_AG.dtype)",
+           "base_AG.float().unsqueeze(-1) ** exponents_T.float()"),
+    Defect("chunked: carry never enters", CHUNKED, T_OPERATOR, "whole_chunks",
+           "enters, carry)], dim=2)",
+           "enters * 0, carry)], dim=2)"),
+    Defect("chunked: TF32 allowed", CHUNKED, T_OPERATOR, "fewer_bits",
+           'torch.get_float32_matmul_precision() == "highest"',
+           "True"),
+    Defect("autocast reaches the traces", OPERATOR, T_OPERATOR, "autocast",
+           "torch.autocast(x.device.type, enabled=False)",
+           "nullcontext()"),
+    Defect("state in the dtype of x", OPERATOR, T_OPERATOR, "rounds_once",
+           "return torch.float64 if x.dtype == torch.float64 else torch.float32",
+           "return x.dtype"),
+    Defect("rates not checked", OPERATOR, T_OPERATOR, "bad_arguments",
+           "if not 0.0 <= a <= 1.0:",
+           "if False:"),
+    Defect("triton: state lost between tiles", TRITON, T_TRITON, "traces_and_gradients",
+           "h_tile = within + entering * h[:, None, :]",
+           "h_tile = within"),
+    Defect("triton: 1 - a rounded at every step", TRITON, T_TRITON, "slow_trace",
+           "log2_keep.to(tl.float32)",
+           "tl.log2(tl.where(keep > 0, keep, 1.0).to(tl.float32))"),
+    Defect("triton: final state of a full tile only", TRITON, T_TRITON, "traces_and_gradients",
+           "final = tl.minimum(BLOCK_T, end - start - tile * BLOCK_T) - 1",
+           "final = BLOCK_T - 1"),
+    Defect("triton: gradient of the last state dropped", TRITON, T_TRITON, "traces_and_gradients",
+           "(i == size - 1)[None, :, None] & (back == 0), grad_last",
+           "(i == size - 1)[None, :, None] & (back == 0), 0 * grad_last"),
+    Defect("triton: gradient lost between tiles", TRITON, T_TRITON, "traces_and_gradients",
+           "G_next = tl.sum(",
+           "G_next = 0 * tl.sum("),
+    Defect("triton: rates' gradient with h_t for h_{t-1}", TRITON, T_TRITON, "traces_and_gradients",
+           "x_base + x_at - x_stride_t, mask=earlier",
+           "x_base + x_at, mask=mask_td"),
+    Defect("triton: strides of x ignored", TRITON, T_TRITON, "strides",
+           "*wide.stride(), *x.stride()",
+           "*wide.stride(), *x.contiguous().stride()"),
+    Defect("padding moves the state", TRACES_MODULE, T_TRACES, "as_if",
+           "torch.where(mask_BT.unsqueeze(-1), x, 0)",
+           "torch.nan_to_num(x, 1.0)"),
+    Defect("padding counts as steps", TRACES_MODULE, T_TRACES, "as_if",
+           "steps_BT = mask_BT.cumsum(1)",
+           "steps_BT = torch.ones_like(mask_BT).cumsum(1)"),
+    Defect("half-life in nats", TRACES_MODULE, T_TRACES, "half_lives",
+           "-math.expm1(-math.log(2) / half_life)",
+           "-math.expm1(-1 / half_life)"),
     # attention
     Defect("SPA buffer off by one place", KERNELS, T_KERNELS, "spa",
            "place = state.buffer_seen[0] % state.scores.shape[1]",
