@@ -370,7 +370,7 @@ def test_training_needs_no_terminal_and_no_hub() -> None:
         "import sys\n"
         "for name in ('tyro', 'rich', 'datasets', 'plotly', 'numba', 'conllu', 'torchdata', 'tensorboard'):\n"
         "    sys.modules[name] = None\n"
-        "import ematrace.train\n"
+        "import ematrace.train.loop, ematrace.train.models\n"
     )
     done = subprocess.run([sys.executable, "-c", code], env=environment(), capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

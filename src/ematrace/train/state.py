@@ -1,8 +1,9 @@
 """The state of a run to and from tensors and plain JSON: weights, AdamW's averages, random generators.
 
-Sharded weights are gathered and written in the one format that a single process writes, so that a checkpoint of any
-number of processes can be resumed by any other number, and so that the folder is a model that `from_pretrained` reads.
-The sharded safetensors writer of torch.distributed.checkpoint would need a merge afterwards for both.
+Sharded tensors are gathered by torch.distributed.checkpoint and written in the one layout that a single process writes:
+a checkpoint of any number of processes can then be resumed by any other number, and its folder is a model that
+`from_pretrained` reads. torch's sharded safetensors writer works too, but it writes every tensor twice, once for each
+process and once merged; it would pay for models that do not fit into one machine's memory.
 """
 
 from __future__ import annotations
@@ -16,34 +17,45 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_optimizer_state_dict,
+)
+from torch.distributed.tensor import DTensor, distribute_tensor
 
 from ematrace.train.checkpoints import OPTIMISER, DamagedCheckpoint, read_tensors, write_tensors
 
 Tensors = dict[str, Tensor]
 AVERAGES = ("exp_avg", "exp_avg_sq")
-
-
-def _whole(tensor: Tensor) -> Tensor:
-    """A tensor in this process's memory; collective where it is sharded."""
-    gather: Any = getattr(tensor, "full_tensor", None)
-    whole: Tensor = gather() if gather is not None else tensor
-    return whole.detach().cpu()
+_GATHERED = StateDictOptions(full_state_dict=True, cpu_offload=True)
 
 
 def model_tensors(model: nn.Module) -> Tensors:
-    """Weights and buffers, a tied weight once; collective: every process takes part, and every one gets the whole."""
+    """Weights and buffers, a tied weight once. Collective; where they are sharded only the first process gets them."""
     once = {name for name, _ in model.named_parameters()} | {name for name, _ in model.named_buffers()}
-    return {name: _whole(tensor) for name, tensor in model.state_dict().items() if name in once}
+    tensors: Mapping[str, Any]
+    tensors = get_model_state_dict(model, options=_GATHERED) if _is_sharded(model) else model.state_dict()
+    return {name: tensor.detach().cpu() for name, tensor in tensors.items() if name in once}
 
 
 def optimiser_tensors(model: nn.Module, optimiser: torch.optim.Optimizer) -> Tensors:
-    """exp_avg.NAME, exp_avg_sq.NAME and the number of updates; collective."""
+    """exp_avg.NAME, exp_avg_sq.NAME and the number of updates; collective, as above."""
+    states: Any
+    if _is_sharded(model):
+        states = get_optimizer_state_dict(model, optimiser, options=_GATHERED).get("state", {})
+    else:
+        states = {name: optimiser.state.get(parameter) for name, parameter in model.named_parameters()}
     tensors: Tensors = {}
-    for name, parameter in model.named_parameters():
-        if state := optimiser.state.get(parameter):  # a frozen or unused parameter has none
-            tensors |= {f"{average}.{name}": _whole(state[average]) for average in AVERAGES}
-            tensors["step"] = _whole(state["step"]).clone()
+    for name, state in states.items():
+        if state:  # a frozen or unused parameter has none
+            tensors |= {f"{average}.{name}": state[average].detach().cpu() for average in AVERAGES}
+            tensors["step"] = state["step"].detach().cpu().clone()
     return tensors
+
+
+def _is_sharded(model: nn.Module) -> bool:
+    return any(isinstance(parameter, DTensor) for parameter in model.parameters())
 
 
 def write_model(model: Any, tensors: Tensors, tokenizer: Any, folder: Path) -> None:
@@ -112,8 +124,6 @@ def read_optimiser(model: nn.Module, optimiser: torch.optim.Optimizer, folder: P
 
 def _like(tensor: Tensor, parameter: Tensor) -> Tensor:
     """On the parameter's device and, where that is sharded, in its shards."""
-    from torch.distributed.tensor import DTensor, distribute_tensor
-
     tensor = tensor.to(parameter.device)
     if isinstance(parameter, DTensor):
         return distribute_tensor(tensor, parameter.device_mesh, parameter.placements)
