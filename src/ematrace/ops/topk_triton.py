@@ -48,6 +48,6 @@ def gelu_topk_forward(u: Tensor, k: int) -> Tensor:
     block = triton.next_power_of_2(n_units)
     bits = 8 * u.element_size()
     if len(rows):
-        warps = min(max(block // 512, 1), 16)
+        warps = min(max(block // 1024, 1), 16)
         _gelu_topk_kernel[(len(rows),)](rows, z, n_units, k, BLOCK=block, BITS=bits, num_warps=warps)
     return z.view(u.shape)

@@ -40,9 +40,15 @@ def ema_chunked(
 
 
 def segment_of(time_T: Tensor, cu_seqlens: Tensor) -> Tensor:
-    """Which packed sequence a step belongs to: as many as have ended by then."""
-    ended = torch.searchsorted(cu_seqlens[1:].contiguous(), time_T.to(cu_seqlens.dtype), right=True)
-    return ended.clamp(max=cu_seqlens.shape[0] - 2)
+    """Which packed sequence a step belongs to: as many as have ended by then.
+
+    Counted by a sum rather than searched for: inductor of torch 2.11 compiles searchsorted wrongly on a GPU when ends
+    repeat, as they do at empty sequences.
+    """
+    T = time_T.shape[0]
+    ends = cu_seqlens[1:-1].long().clamp(0, T)
+    ended = torch.zeros(T + 1, dtype=torch.long, device=time_T.device).scatter_add(0, ends, torch.ones_like(ends))
+    return ended.cumsum(0)[:T]
 
 
 def powers(base_AG: Tensor, exponents_T: Tensor) -> Tensor:
