@@ -10,6 +10,7 @@ from ematrace.experiments import (
     lag_decoding,
     position,
     shortcuts,
+    spen_model,
     supervised,
     trace_probe,
 )
@@ -28,6 +29,7 @@ EXPERIMENTS: dict[str, Experiment] = {
         feedforward_rules,
         supervised,
         shortcuts,
+        spen_model,
         choices,
     )
 }

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from ematrace.experiments.workbench import Figures, Workbench
 
@@ -22,3 +23,5 @@ class Experiment:
     group: str = "spcn"
     seeds: int = 1
     by_name_only: bool = False  # bears on no claim: runs when it is asked for
+    on_grammars: bool = True  # says something about grammars, so that drawn ones can test it
+    settings: Mapping[str, Any] | None = None  # what it is run with, where that is not the workbench's

@@ -26,7 +26,12 @@ from ematrace.ledger import Figure, Result, collect_provenance, load_claims, wri
 from ematrace.spcn import SPCN
 
 # Rough seconds on one core, for a progress bar that moves evenly.
-EXPECTED_SECONDS = {"spcn": 90.0, "rules": 90.0, "bigru": 180.0, "choices": 240.0}
+EXPECTED_SECONDS = {"spcn": 90.0, "rules": 90.0, "bigru": 180.0, "choices": 240.0, "spen": 110.0}
+
+# Results that a command of their own records: they need a GPU, and text that is not part of this package.
+RUN_ELSEWHERE = {
+    "spen_training": "python benchmarks/spen_training.py --data SOURCE --record results/local",
+}
 
 
 @dataclass(frozen=True)
@@ -74,18 +79,26 @@ def experiments_for(names: Sequence[str]) -> list[str]:
     claims = {claim.id: claim for claim in load_claims()}
     wanted: set[str] = set()
     for name in names:
+        _refuse_elsewhere(name)
         if name in known:
             wanted.add(name)
         elif name.upper() in claims:
             needed = claims[name.upper()].experiments
             if not needed:
                 raise ValueError(f"{name.upper()} has no experiment yet: it is open in the ledger")
+            for experiment in needed:
+                _refuse_elsewhere(experiment)
             wanted.update(needed)
         else:
             raise ValueError(
                 f"unknown experiment or claim {name!r}; experiments: {', '.join(known)}; claims: C01 to F5"
             )
     return [name for name in known if name in wanted]
+
+
+def _refuse_elsewhere(experiment: str) -> None:
+    if experiment in RUN_ELSEWHERE:
+        raise ValueError(f"{experiment} needs a GPU and its own text: {RUN_ELSEWHERE[experiment]}")
 
 
 def plan(names: Sequence[str], seeds: int | None, sizes: Sizes) -> list[Plan]:
@@ -101,7 +114,7 @@ def plan(names: Sequence[str], seeds: int | None, sizes: Sizes) -> list[Plan]:
         plans.append(Plan(experiment.name, experiment.title, tuple(range(count)), tasks, command))
     if robustness.NAME in names:
         count = seeds or robustness.QUICK_GRAMMARS
-        bearing = [e for e in EXPERIMENTS.values() if not e.by_name_only]
+        bearing = [e for e in EXPERIMENTS.values() if not e.by_name_only and e.on_grammars]
         used = [e for e in bearing if seeds or e.name in robustness.QUICK_EXPERIMENTS]
         groups = {group: tuple(e.name for e in used if e.group == group) for group in (e.group for e in used)}
         tasks = tuple(Task(g, names, n, sizes, drawn=True) for n in range(count) for g, names in groups.items())
@@ -219,7 +232,7 @@ def _result(ready: Plan, outcomes: dict[Task, Outcome], wall_seconds: float) -> 
         claims=_claims_of(ready.experiment),
         scale="cpu",
         command=ready.command,
-        settings=_settings(sizes, drawn),
+        settings=_settings(ready.experiment, sizes, drawn),
         seeds=ready.seeds,
         figures={
             name: _figure([row.get(name) for row in rows]) for name in dict.fromkeys(n for row in rows for n in row)
@@ -241,7 +254,9 @@ def _claims_of(experiment: str) -> tuple[str, ...]:
     return tuple(claim.id for claim in load_claims() if experiment in claim.experiments)
 
 
-def _settings(sizes: Sizes, drawn: bool) -> dict[str, Any]:
+def _settings(experiment: str, sizes: Sizes, drawn: bool) -> dict[str, Any]:
+    if not drawn and (own := EXPERIMENTS[experiment].settings) is not None:
+        return dict(own)
     spcn = {k: list(v) if isinstance(v, tuple) else v for k, v in SPCN().get_params().items()}
     for irrelevant in ("vocabulary", "random_state", "n_jobs", "representation"):
         del spcn[irrelevant]
