@@ -90,9 +90,7 @@ class LinearAttentionPredictor(SequencePredictor):
     def forward(
         self, x: Tensor, traces: Tensor, past: Past = None, mask: Tensor | None = None, cu_seqlens: Tensor | None = None
     ) -> tuple[Tensor, Past]:
-        q, k, v = self.W_q(unit(traces[-1])), self.W_k(unit(self.source(x, traces))), self.W_v(x)
-        if mask is not None:
-            k = k * mask.unsqueeze(-1)
+        q, k, v = self.W_q(unit(traces[-1])), self.W_k(unit(self.source(x, traces))), self.W_v(x)  # 0 at padding
         if cu_seqlens is not None:
             return each_segment(cu_seqlens, lambda part: self._attend(q[:, part], k[:, part], v[:, part])[0]), None
         x_hat, memory = self._attend(q, k, v, None if past is None else past[0])
@@ -137,7 +135,8 @@ class SoftmaxPredictor(SequencePredictor):
         return self.W_o(mixed.transpose(1, 2).flatten(-2)), (k, v, seen)
 
     def _heads(self, y: Tensor) -> Tensor:
-        return y.unflatten(-1, (self.n_heads, -1)).transpose(1, 2)
+        heads: Tensor = y.unflatten(-1, (self.n_heads, -1))
+        return heads.transpose(1, 2)
 
 
 def build_predictor(config: SpenConfig) -> nn.Module:
