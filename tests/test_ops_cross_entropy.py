@@ -258,6 +258,7 @@ def test_kernel_equals_torch(dtype: torch.dtype, vocabulary: int, width: int, ne
     softmax_loss = pytest.importorskip("ematrace.ops.cross_entropy_triton").softmax_loss
     rng = torch.Generator().manual_seed(vocabulary)
     logits = (torch.randn(5, width, generator=rng) * 3).to(dtype)
+    logits[0, vocabulary - 1] = 16.0  # the largest comes last
     logits[:, vocabulary:] = math.nan
     targets = torch.randint(vocabulary, (5,), generator=rng)
     targets[2] = -100
@@ -268,7 +269,9 @@ def test_kernel_equals_torch(dtype: torch.dtype, vocabulary: int, width: int, ne
     torch.testing.assert_close(loss.cpu().double(), expected.detach(), rtol=1e-5, atol=1e-5)
     if needs_gradient:
         eps = torch.finfo(dtype).eps
-        torch.testing.assert_close(out[:, :vocabulary].cpu().double(), grad, rtol=2 * eps, atol=max(1e-7, eps**2))
+        torch.testing.assert_close(
+            out[:, :vocabulary].cpu().double(), grad, rtol=max(2 * eps, 1e-5), atol=max(1e-7, eps**2)
+        )
         assert not out[:, vocabulary:].any()
         assert not out[2].any()
 

@@ -177,7 +177,7 @@ def test_kernel_ranks_its_own_gelu_as_a_stable_sort_does(dtype: torch.dtype, n_u
     z = forward(u, n_units)
     one_ulp = 2 * torch.finfo(dtype).eps
     torch.testing.assert_close(z.double(), F.gelu(u.double()), rtol=one_ulp, atol=1e-6)
-    for k in {1, n_units // 3 + 1, n_units}:
+    for k in {1, n_units // 3 + 1, 3 * n_units // 4 or 1, n_units}:  # few of many, and negative ones too
         kept = torch.from_numpy(stable_top_k(z, k)).to(DEVICE)
         assert torch.equal(forward(u, k), torch.where(kept, z, torch.zeros_like(z)))
 
@@ -189,12 +189,16 @@ def test_kernel_equals_torch_on_ties(dtype: torch.dtype) -> None:
     values = torch.tensor([-40.0, -20.0, -0.0, 0.0, 6.0, 7.0, 8.0, INF, NAN])
     u = values[torch.randint(len(values), (16, 21), generator=torch.Generator().manual_seed(0))].to(dtype)
     u[:9] = values[:, None].to(dtype)  # rows of equal values
+    u[9] = values[:4].repeat(6)[:21]  # a row of zeros of both signs
     for k in (1, 4, 21):
         z = F.gelu(u)
         expected = torch.where(torch.from_numpy(stable_top_k(z, k)), z, torch.zeros_like(z))
         for out in (forward(u.to(DEVICE), k).cpu(), gelu_topk(u, k)):
             # torch makes NaN of GELU(inf) on CPUs, the kernel leaves it infinite; both rank first.
             assert torch.equal(out.nan_to_num(NOT_FINITE, NOT_FINITE), expected.nan_to_num(NOT_FINITE, NOT_FINITE))
+            assert torch.equal(
+                out.signbit() & (out == 0), expected.signbit() & (expected == 0)
+            )  # which zeros were kept
 
 
 def test_kernel_takes_any_leading_shape_and_strides() -> None:

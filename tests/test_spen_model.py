@@ -142,8 +142,11 @@ def test_is_algorithm_1(ffn: str, residual: str, length: int) -> None:
 
 
 @pytest.mark.parametrize(("predictor", "reads"), PREDICTORS)
-@pytest.mark.parametrize("length", [1, 2, 70])  # 70 steps are more than one chunk of linear attention
-def test_predictors_are_their_definitions(predictor: str, reads: str, length: int) -> None:
+@pytest.mark.parametrize("length", [1, 2, 70])
+def test_predictors_are_their_definitions(
+    monkeypatch: pytest.MonkeyPatch, predictor: str, reads: str, length: int
+) -> None:
+    monkeypatch.setattr("ematrace.spen.predictors.CHUNK", 16)  # several chunks, the last not full
     assert_is_the_oracle(build(predictor=predictor, predictor_reads=reads), length)
 
 
