@@ -1,0 +1,168 @@
+"""Perplexity against direct computation: documents, windows, domains, positions, intervals."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import GPT2Config, GPT2LMHeadModel
+
+from ematrace.baselines.language import Unigram
+from ematrace.evaluation import Score, evaluate, model_folder, score_rows
+from ematrace.spen import SpenConfig, SpenForCausalLM
+from ematrace.text import Document, train_bpe
+from ematrace.text.tokenizers import DocumentEncoder
+
+WORDS = [
+    "the",
+    "quick",
+    "brown",
+    "fox",
+    "jumps",
+    "over",
+    "a",
+    "lazy",
+    "dog",
+    "and",
+    "then",
+    "sleeps",
+    "for",
+    "hours",
+    "under",
+    "old",
+    "trees",
+]
+
+
+def prose(n_words: int, seed: int) -> str:
+    return " ".join(np.random.default_rng(seed).choice(WORDS, n_words))
+
+
+@pytest.fixture(scope="module")
+def documents() -> list[Document]:
+    sizes = [1, 3, 40, 7, 90, 12]
+    return [Document(prose(n, i), f"d{i}", "even" if i % 2 == 0 else "odd") for i, n in enumerate(sizes)]
+
+
+@pytest.fixture(scope="module")
+def tokenizer(documents: list[Document]) -> Any:
+    return train_bpe(documents, 300)
+
+
+@pytest.fixture(scope="module")
+def spen(tokenizer: Any) -> SpenForCausalLM:
+    torch.manual_seed(0)
+    config = SpenConfig.preset("spen-tiny", vocab_size=len(tokenizer), d_model=16, d_ff=64, k=4, initializer_range=0.1)
+    return SpenForCausalLM(config).double()
+
+
+def nats_by_hand(model: Any, ids: np.ndarray, eos: int) -> np.ndarray:
+    """Token t from end-of-text and the tokens before it, each by a forward pass of its own."""
+    told = []
+    with torch.no_grad():
+        for t in range(len(ids)):
+            context = torch.tensor([[eos, *ids[:t]]])
+            told.append(-float(model(context).logits[0, -1].log_softmax(-1)[ids[t]]))
+    return np.array(told)
+
+
+def test_every_token_of_every_document_is_scored_once(
+    spen: Any, tokenizer: Any, documents: list[Document], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ematrace.evaluation.RECURRENT_STEPS", 16)  # the longest go through in several parts
+    encoder = DocumentEncoder(tokenizer)
+    by_hand = {
+        d.id: nats_by_hand(spen.eval(), ids, encoder.eos_id)
+        for d, ids in zip(documents, encoder.encode([d.text for d in documents]), strict=True)
+    }
+    result = evaluate(spen, tokenizer, documents, batch_tokens=40)
+    everything = np.concatenate(list(by_hand.values()))
+    assert result.total.tokens == len(everything)
+    assert result.total.cross_entropy == pytest.approx(everything.mean(), abs=1e-9)
+    for domain, score in result.domains.items():
+        own = np.concatenate([by_hand[d.id] for d in documents if d.domain == domain])
+        assert score.nats == pytest.approx(own.sum(), abs=1e-8)
+    for start, score in result.positions.items():
+        own = np.concatenate([nats[start : max(2 * start, 1)] for nats in by_hand.values()])
+        assert (score.tokens, score.nats) == (len(own), pytest.approx(own.sum(), abs=1e-8))
+    n_bytes = sum(len(d.text.encode()) for d in documents)
+    assert result.bits_per_byte == pytest.approx(everything.sum() / math.log(2) / n_bytes)
+
+
+def test_a_limited_context_slides_by_half(tokenizer: Any) -> None:
+    torch.manual_seed(0)
+    config = GPT2Config(vocab_size=300, n_positions=16, n_embd=8, n_layer=1, n_head=2, bos_token_id=0, eos_token_id=0)
+    model = GPT2LMHeadModel(config).double().eval()
+    ids = np.random.default_rng(0).integers(1, 300, 53)
+    scores = score_rows(model, [ids, ids[:20]], eos_id=0)
+    inputs = np.concatenate([[0], ids])
+
+    def seen(t: int, context: int) -> float:
+        window = torch.from_numpy(inputs[t + 1 - context : t + 1]).unsqueeze(0)
+        with torch.no_grad():
+            return -float(model(window).logits[0, -1].log_softmax(-1)[ids[t]])
+
+    for t, score in enumerate(scores[0]):
+        most = min(t + 1, 16)
+        possible = [seen(t, context) for context in range(min(most, 9), most + 1)]  # at least half the window
+        assert min(abs(score - p) for p in possible) < 1e-9
+    assert [len(s) for s in scores] == [53, 20]
+    shorter = score_rows(model, [ids], eos_id=0, context=4)[0]
+    assert shorter[0] == pytest.approx(scores[0][0])
+    assert not np.allclose(shorter[8:], scores[0][8:])
+
+
+def test_models_without_context_stand_beside_it(spen: Any, tokenizer: Any, documents: list[Document]) -> None:
+    encoder = DocumentEncoder(tokenizer)
+    ids = np.concatenate(encoder.encode([d.text for d in documents]))
+    unigram = Unigram(np.bincount(ids, minlength=len(tokenizer)))
+    result = evaluate(spen, tokenizer, documents, unigram=unigram)
+    assert result.baselines["unigram"].perplexity == pytest.approx(unigram.perplexity(ids))
+    assert result.baselines["uniform"].perplexity == pytest.approx(len(tokenizer))
+
+
+def test_max_tokens_cuts_the_last_document(spen: Any, tokenizer: Any, documents: list[Document]) -> None:
+    result = evaluate(spen, tokenizer, documents, max_tokens=25)
+    assert result.total.tokens == 25
+    assert result.n_bytes < sum(len(d.text) for d in documents)
+
+
+def test_progress_counts_tokens(spen: Any, tokenizer: Any, documents: list[Document]) -> None:
+    told: list[int] = []
+    result = evaluate(spen, tokenizer, documents, progress=told.append)
+    assert sum(told) == result.total.tokens
+
+
+def test_nothing_to_evaluate_and_foreign_vocabularies_are_refused(spen: Any, tokenizer: Any) -> None:
+    with pytest.raises(ValueError, match="no tokens to evaluate on"):
+        evaluate(spen, tokenizer, [])
+    with pytest.raises(ValueError, match=r"the unigram has 7 entries, the tokenizer \d+"):
+        evaluate(spen, tokenizer, [], unigram=Unigram(np.ones(7, dtype=np.int64)))
+    small = SpenForCausalLM(SpenConfig.preset("spen-tiny", vocab_size=5, d_model=8, d_ff=8, k=2))
+    with pytest.raises(ValueError, match=r"the tokenizer has \d+ entries, the model 5"):
+        evaluate(small, tokenizer, [])
+
+
+def test_interval_is_that_of_documents() -> None:
+    """Documents of equal length: the ratio estimator's interval is the ordinary one of their means (n, not n - 1)."""
+    rng = np.random.default_rng(0)
+    means = rng.normal(3.0, 0.2, 50)
+    score = Score()
+    for mean in means:
+        score.add(mean * 10, 10)
+    low, high = score.interval
+    assert (low + high) / 2 == pytest.approx(means.mean())
+    assert (high - low) / 2 == pytest.approx(1.96 * means.std() / math.sqrt(50))
+    alone = Score()
+    alone.add(30.0, 10)
+    assert all(math.isnan(bound) for bound in alone.interval)
+
+
+def test_a_run_stands_for_its_model(tmp_path: Any) -> None:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text("{}")
+    assert model_folder(str(tmp_path)) == str(tmp_path / "model")
+    assert model_folder("gpt2") == "gpt2"
