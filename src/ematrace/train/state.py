@@ -34,8 +34,7 @@ _GATHERED = StateDictOptions(full_state_dict=True, cpu_offload=True)
 def model_tensors(model: nn.Module) -> Tensors:
     """Weights and buffers, a tied weight once. Collective; where they are sharded only the first process gets them."""
     once = {name for name, _ in model.named_parameters()} | {name for name, _ in model.named_buffers()}
-    tensors: Mapping[str, Any]
-    tensors = get_model_state_dict(model, options=_GATHERED) if _is_sharded(model) else model.state_dict()
+    tensors: Any = model.state_dict() if not _is_sharded(model) else get_model_state_dict(model, options=_GATHERED)
     return {name: tensor.detach().cpu() for name, tensor in tensors.items() if name in once}
 
 
