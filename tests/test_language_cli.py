@@ -1,0 +1,233 @@
+"""train, eval, generate and stream as a user calls them, on text of a few kilobytes."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ematrace import cli
+from ematrace.evaluation import evaluate
+from ematrace.language_cli import lines_of
+from ematrace.spen import SpenStream
+from ematrace.text import open_source
+from ematrace.train import load_model
+
+TRAIN = [
+    *("train", "--preset", "spen-tiny", "--data", "builtin", "--tokens", "4096", "--sequences", "4", "--length", "128"),
+    *("--vocab-size", "300", "--device", "cpu", "--overrides", "d_model=16", "d_ff=64", "k=4"),
+]
+
+
+def call(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
+    monkeypatch.setattr(sys, "argv", ["ematrace", *arguments])
+    try:
+        cli.main()
+    except SystemExit as stop:
+        return int(stop.code or 0)
+    return 0
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("run") / "out"
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setenv("EMATRACE_CACHE", str(folder.parent / "cache"))
+        monkeypatch.setattr("ematrace.text.sources.BUILTIN_BYTES", 300_000)
+        assert call(monkeypatch, *TRAIN, "--out", str(folder)) == 0
+    return folder
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> Path:
+    path = tmp_path / "text.txt"
+    path.write_text("def main():\n    return 1\n\nnaïve café <|endoftext|> end\n", encoding="utf-8")
+    return path
+
+
+def test_training_leaves_what_the_other_commands_need(run: Path) -> None:
+    assert {p.name for p in run.iterdir()} >= {"config.json", "metrics.jsonl", "summary.json", "model", "checkpoints"}
+    names = {p.name for p in (run / "model").iterdir()}
+    assert {"config.json", "model.safetensors", "tokenizer.json", "training.json", "unigram.safetensors"} <= names
+    assert len((run / "metrics.jsonl").read_text().splitlines()) == 8
+
+
+def test_a_second_run_in_the_same_folder_is_refused(
+    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = {p: p.stat().st_mtime_ns for p in run.rglob("*")}
+    assert call(monkeypatch, *TRAIN, "--out", str(run)) == 2
+    error = capsys.readouterr().err.strip()
+    assert "a run is in this folder" in error
+    assert "--resume auto" in error
+    assert before == {p: p.stat().st_mtime_ns for p in run.rglob("*")}
+
+
+def test_eval_prints_what_evaluate_finds(
+    run: Path, text: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert call(monkeypatch, "eval", str(run), "--data", str(text), "--device", "cpu", "--json") == 0
+    told = json.loads(capsys.readouterr().out)
+    model, tokenizer = load_model(run / "model")
+    expected = evaluate(model, tokenizer, open_source(str(text)))
+    assert told["perplexity"] == pytest.approx(expected.total.perplexity)
+    assert told["tokens"] == expected.total.tokens
+    assert told["split"] == "all"
+    assert told["baselines"]["unigram"]["perplexity"] > 1
+    assert told["provenance"]["versions"]["torch"] == torch.__version__
+
+
+def test_eval_keeps_to_the_held_out_part_of_the_training_text(
+    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("ematrace.text.sources.BUILTIN_BYTES", 300_000)
+    assert call(monkeypatch, "eval", str(run), "--data", "builtin", "--device", "cpu", "--max-tokens", "500") == 0
+    out = capsys.readouterr().out
+    assert "on builtin, the validation part" in out
+    assert "unigram" in out
+    assert "uniform" in out
+
+
+def test_eval_writes_a_file(run: Path, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    target = tmp_path / "figures.json"
+    assert call(monkeypatch, "eval", str(run), "--data", str(text), "--device", "cpu", "--out", str(target)) == 0
+    assert json.loads(target.read_text())["documents"] == 1
+
+
+def test_generate_continues_the_prompt_and_obeys_its_seed(
+    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    outputs = []
+    for seed in ("1", "1", "2"):
+        options = ("--max-new-tokens", "12", "--temperature", "1.5", "--seed", seed, "--device", "cpu")
+        assert call(monkeypatch, "generate", str(run), "def main(", *options) == 0
+        outputs.append(capsys.readouterr().out)
+    assert outputs[0].startswith("def main(")
+    assert outputs[0] == outputs[1] != outputs[2]
+
+
+def test_generate_without_temperature_is_greedy(
+    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ("--max-new-tokens", "5", "--temperature", "0", "--device", "cpu")
+    assert call(monkeypatch, "generate", str(run), "import", *options) == 0
+    model, tokenizer = load_model(run / "model")
+    ids = tokenizer("import", return_tensors="pt").input_ids
+    logits = SpenStream(model).feed(ids)[:, -1]
+    stream = SpenStream(model)
+    stream.feed(ids)
+    picked = []
+    for _ in range(5):
+        picked.append(int(logits.argmax()))
+        logits = stream.step(picked[-1])
+    assert capsys.readouterr().out.strip() == ("import" + tokenizer.decode(picked, skip_special_tokens=True)).strip()
+
+
+def stream(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], content: bytes, *arguments: str
+) -> tuple[int, list[dict[str, Any]], str]:
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(content)))
+    code = call(monkeypatch, "stream", *arguments, "--format", "json", "--device", "cpu")
+    captured = capsys.readouterr()
+    return code, [json.loads(line) for line in captured.out.splitlines()], captured.err
+
+
+def test_stream_tells_the_surprise_of_each_token(
+    run: Path, text: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, rows, error = stream(monkeypatch, capsys, text.read_bytes(), str(run))
+    assert code == 0
+    assert "".join(row["token"] for row in rows if "\ufffd" not in row["token"]).startswith("def main():\n")
+    assert all(row["uncertainty"] is None for row in rows)
+    model, tokenizer = load_model(run / "model")
+    ids = [
+        i
+        for line in text.read_text().splitlines(keepends=True)
+        for i in tokenizer(line, split_special_tokens=True).input_ids
+    ]
+    logits = SpenStream(model).feed([tokenizer.eos_token_id, *ids])[0]
+    expected = [-float(logits[t].log_softmax(-1)[i]) for t, i in enumerate(ids)]
+    assert [row["nats"] for row in rows] == pytest.approx(expected, abs=1e-4)
+    perplexity = math.exp(sum(expected) / len(expected))
+    assert f"{len(ids)} tokens, perplexity {perplexity:,.1f}" in error
+
+
+def test_a_stream_goes_on_from_its_state_file(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    state = str(tmp_path / "state.safetensors")
+    adapt = ("--adapt", "--pghu.eta", "0.01")
+    whole = stream(monkeypatch, capsys, b"import os\nimport sys\n", str(run), *adapt)[1]
+    first = stream(monkeypatch, capsys, b"import os\n", str(run), *adapt, "--state", state)[1]
+    second = stream(monkeypatch, capsys, b"import sys\n", str(run), *adapt, "--state", state)[1]
+    assert all(row["uncertainty"] > 0 for row in whole)
+    # Nothing predicted the first token after the pause: the state is the traces, not the last logits.
+    assert second[0]["nats"] is None
+    assert first + second[1:] == [*whole[: len(first)], *whole[len(first) + 1 :]]
+
+
+def test_a_state_of_another_setting_is_refused(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    state = tmp_path / "state.safetensors"
+    assert stream(monkeypatch, capsys, b"a\n", str(run), "--state", str(state))[0] == 0
+    before = state.read_bytes()
+    code, _, error = stream(monkeypatch, capsys, b"a\n", str(run), "--adapt", "--state", str(state))
+    assert code == 2
+    assert "state.safetensors: pghu is null" in error.replace("\n", "")
+    assert state.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("eval", "nowhere", "--data", "builtin"), "nowhere"),
+        (("eval", "{run}", "--data", "missing*.txt"), "missing*.txt"),
+        (("generate", "{run}", "x", "--temperature", "-1"), "--temperature"),
+        (("train", "--preset", "spen-huge", "--data", "builtin", "--out", "{tmp}/x"), "spen-huge"),
+        (
+            ("train", "--preset", "spen-tiny", "--data", "builtin", "--out", "{tmp}/x", "--overrides", "k=999"),
+            "k is 999",
+        ),
+        (("stream", "{run}", "--adapt", "--pghu.eta", "-1"), "eta is -1"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_2(
+    arguments: tuple[str, ...],
+    message: str,
+    run: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    filled = [a.format(run=run, tmp=tmp_path) for a in arguments]
+    assert call(monkeypatch, *filled) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert "Traceback" not in error
+
+
+def test_text_that_is_not_utf8_is_refused_with_its_place() -> None:
+    lines = lines_of(io.BytesIO(b"fine\nthen \xff\n"), "standard input")
+    assert next(lines) == "fine\n"
+    with pytest.raises(ValueError, match="standard input: not UTF-8 at byte 10"):
+        next(lines)
+
+
+def test_only_a_spen_streams(tmp_path: Path, run: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    _, tokenizer = load_model(run / "model")
+    config = GPT2Config(vocab_size=300, n_embd=8, n_layer=1, n_head=1, n_positions=8, bos_token_id=0, eos_token_id=0)
+    GPT2LMHeadModel(config).save_pretrained(tmp_path / "gpt2")
+    tokenizer.save_pretrained(tmp_path / "gpt2")
+    code, _, error = stream(monkeypatch, capsys, b"a\n", str(tmp_path / "gpt2"))
+    assert code == 2
+    assert "only a SPEN has a state" in error.replace("\n", " ")
