@@ -121,6 +121,12 @@ def test_only_one_side_needs_a_gradient() -> None:
         torch.testing.assert_close(ours, torchs, rtol=1e-12, atol=1e-13)
 
 
+def test_second_derivative_is_refused_instead_of_wrong() -> None:
+    hidden, weight, targets = draw(9, 4, 7)
+    with pytest.raises(RuntimeError, match="linear_cross_entropy has no second derivative"):
+        torch.autograd.grad(linear_cross_entropy(hidden, weight, targets), hidden, create_graph=True)
+
+
 def test_without_gradients_none_are_computed() -> None:
     hidden, weight, targets = draw(9, 4, 7)
     with torch.no_grad():

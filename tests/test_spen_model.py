@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from scipy.special import erf
 from torch import Tensor
 
-from ematrace.spen import SpenConfig, SpenForCausalLM
+from ematrace.spen import SpenConfig, SpenForCausalLM, predictors
 from ematrace.spen.block import SpenBlock, load_balance_loss
 from ematrace.spen.cache import BlockState
 from ematrace.spen.predictors import build_predictor
@@ -157,6 +157,14 @@ def test_other_rates_and_their_number() -> None:
         model = build(alphas=alphas, predictor="softmax", predictor_reads="trace_sequence")
         assert model(torch.arange(10)[None]).logits.shape == (1, 10, 29)
         assert model.model.layers[0].W_h.in_features == 8 * len(alphas)
+
+
+def test_normalising_nothing_gives_nothing_and_no_gradient() -> None:
+    h = torch.tensor([[0.0, 0.0], [3.0, -4.0], [3e-15, 4e-15]], requires_grad=True)
+    normalised = predictors.unit(h)
+    torch.testing.assert_close(normalised, torch.tensor([[0.0, 0.0], [0.6, -0.8], [0.6, 0.8]]))
+    (grad,) = torch.autograd.grad(normalised[:2, 0].sum(), h)
+    torch.testing.assert_close(grad, torch.tensor([[0.0, 0.0], [0.128, 0.096], [0.0, 0.0]]))
 
 
 def drawn(config: SpenConfig, length: int = 12) -> tuple[Tensor, Tensor]:

@@ -389,6 +389,16 @@ def test_reduced_precision() -> None:
         assert half(ids[:, :1], past_key_values=out.past_key_values).logits.isfinite().all()
 
 
+def test_float16_gradients_survive_padding() -> None:
+    ids, mask = pad(ROWS[:2], "left")
+    for predictor, reads in PREDICTORS:
+        model = build(predictor, reads, initializer_range=0.05).float().train()
+        with torch.autocast("cpu", torch.float16):
+            out = model(ids, attention_mask=mask, labels=ids)
+        (out.loss * 128).backward()
+        assert all(p.grad.isfinite().all() for p in model.parameters())
+
+
 # Files.
 
 
@@ -484,6 +494,14 @@ def test_generate_is_a_loop_of_full_passes(predictor: str, reads: str) -> None:
         out = model.generate(ids, attention_mask=mask, max_new_tokens=8, do_sample=False, use_cache=use_cache)
         for i, (row, wanted) in enumerate(zip(rows, expected, strict=True)):
             assert torch.equal(out[i, -8 - len(row) :], wanted)
+
+
+def test_generate_from_embeddings() -> None:
+    model = build()
+    embedded = model.get_input_embeddings()(ROWS[0][None])
+    for use_cache in (True, False):
+        out = model.generate(inputs_embeds=embedded, max_new_tokens=6, do_sample=False, use_cache=use_cache)
+        assert torch.equal(out[0], greedy(model, ROWS[0], 6)[len(ROWS[0]) :])
 
 
 def test_generate_runs_each_token_once() -> None:

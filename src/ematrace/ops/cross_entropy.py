@@ -119,6 +119,8 @@ def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tens
 
 
 def _backward(ctx: Any, grad: Tensor, *_: Tensor | None) -> tuple[Tensor | None, Tensor | None, None, None, None]:
+    if torch.is_grad_enabled():  # create_graph=True: what is saved would pass for constants
+        raise RuntimeError("linear_cross_entropy has no second derivative")
     grad_hidden, grad_weight = ctx.saved_tensors
     return (grad * grad_hidden).to(grad_hidden.dtype), (grad * grad_weight).to(grad_weight.dtype), None, None, None
 

@@ -148,9 +148,10 @@ def build_predictor(config: SpenConfig) -> nn.Module:
 
 
 def unit(h: Tensor) -> Tensor:
-    """h / |h| (Alg. 1, line 1), with 0 for 0; the norm is taken in float32 at least."""
+    """h / |h| (Alg. 1, line 1), in float32 at least; 0 for 0, and no gradient there: 1 / eps would overflow float16."""
     exact = h if h.dtype == torch.float64 else h.float()
-    normalised: Tensor = F.normalize(exact, dim=-1, eps=1e-12)
+    length = torch.linalg.vector_norm(exact, dim=-1, keepdim=True)
+    normalised: Tensor = exact / length.masked_fill(length == 0, torch.inf)
     return normalised.to(h.dtype)
 
 
