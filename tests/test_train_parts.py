@@ -260,7 +260,7 @@ def test_decay_spares_norms_and_biases() -> None:
 
 
 def test_summary_and_model_folder(text: Path, tmp_path: Path) -> None:
-    config = tiny_config(text, tmp_path / "run", preset="spen-tiny", tokens=200 * 64, lr=1e-2)
+    config = tiny_config(text, tmp_path / "run", preset="spen-tiny", tokens=200 * 64, lr=1e-2, checkpoint_every=100)
     result = train(config)
     record = json.loads((config.out / "summary.json").read_text(encoding="utf-8"))
     assert record["validation_cross_entropy"] == result.validation_cross_entropy

@@ -215,12 +215,16 @@ def test_resume_from_a_checkpoint_by_its_path(whole: TrainConfig, tmp_path: Path
         train(replace(branch, resume="newest", out=tmp_path / "other"))
 
 
-def test_non_finite_loss_stops_before_the_update(text: Path, tmp_path: Path) -> None:
+def test_non_finite_loss_stops_before_the_update(text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    updates: list[int] = []
+    update = torch.optim.AdamW.step
+    monkeypatch.setattr(torch.optim.AdamW, "step", lambda *a, **k: (updates.append(1), update(*a, **k)))
     # The first update throws the weights to 1e30, the second finds a loss that is not a number.
     config = tiny_config(text, tmp_path / "run", lr=1e30, warmup=0, checkpoint_every=1)
     with pytest.raises(NonFiniteLoss, match=r"step 2: the (loss|gradient norm) is .*step-00000001") as caught:
         train(config)
     assert "\n" not in str(caught.value)
+    assert len(updates) == 1
     (checkpoint,) = list_checkpoints(config.out / "checkpoints")
     verify(checkpoint)
     assert len(curve(config.out)) == 1

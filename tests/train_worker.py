@@ -13,9 +13,9 @@ from collections.abc import Mapping
 
 import torch
 import torch.distributed
-from train_support import from_json
 
 from ematrace.train import train
+from train_support import from_json
 
 
 class Lines:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -90,12 +91,27 @@ def load_model(path_or_name: str | Path) -> tuple[Any, Any]:
     if Path(name).is_dir() and not (Path(name) / "config.json").is_file():
         raise ValueError(f"{name}: no config.json in this folder, so it is no saved model")
     try:
-        # Without network the hub's client would retry for half a minute.
-        offline = not Path(name).exists() and not hub_is_reachable()
-        model = AutoModelForCausalLM.from_pretrained(name, use_safetensors=True, local_files_only=offline)
+        # Without network the hub's client would retry for half a minute, even about a folder.
+        offline = Path(name).exists() or not hub_is_reachable()
+        with no_bars():
+            model = AutoModelForCausalLM.from_pretrained(name, use_safetensors=True, local_files_only=offline)
         tokenizer = AutoTokenizer.from_pretrained(name, local_files_only=offline)
     except (OSError, ValueError, ImportError) as error:
         first = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
         where = "not a folder here, and not loaded from the hub" if not Path(name).exists() else "not loaded"
         raise OSError(f"{name}: {where}: {first.strip()}") from error
     return model, tokenizer
+
+
+@contextmanager
+def no_bars() -> Iterator[None]:
+    """transformers draws a progress bar over each file that it reads or writes, across a run's own."""
+    from transformers.utils import logging
+
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()

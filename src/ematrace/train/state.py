@@ -9,8 +9,7 @@ process and once merged; it would pay for models that do not fit into one machin
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +24,7 @@ from torch.distributed.checkpoint.state_dict import (
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from ematrace.train.checkpoints import OPTIMISER, DamagedCheckpoint, read_tensors, write_tensors
+from ematrace.train.models import no_bars
 
 Tensors = dict[str, Tensor]
 AVERAGES = ("exp_avg", "exp_avg_sq")
@@ -60,27 +60,13 @@ def _is_sharded(model: nn.Module) -> bool:
 def write_model(model: Any, tensors: Tensors, tokenizer: Any, folder: Path) -> None:
     """A folder that `from_pretrained` reads."""
     try:
-        with _no_bars():
+        with no_bars():
             model.save_pretrained(folder, state_dict=tensors)
             tokenizer.save_pretrained(folder)
     except OSError:
         raise
     except Exception as error:  # safetensors and tokenizers report a full disk with errors of their own classes
         raise OSError(f"{folder}: model not written: {' '.join(str(error).split())}") from error
-
-
-@contextmanager
-def _no_bars() -> Iterator[None]:
-    """transformers draws a progress bar over each file that it writes, across the run's own."""
-    from transformers.utils import logging
-
-    shown = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if shown:
-            logging.enable_progress_bar()
 
 
 def write_optimiser(tensors: Tensors, folder: Path) -> None:
