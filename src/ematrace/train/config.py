@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -188,10 +188,6 @@ def refuse_contradiction(recorded: Mapping[str, Any], present: Mapping[str, Any]
             raise ValueError(
                 f"{where}: field '{name}': the run has {recorded.get(name)!r}, this command {present[name]!r}"
             )
-
-
-def field_names() -> tuple[str, ...]:
-    return tuple(f.name for f in fields(TrainConfig))
 
 
 def _largest_divisor(number: int, most: int) -> int:
