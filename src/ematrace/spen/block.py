@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from ematrace.ops import gelu_topk
+from ematrace.ops import gelu_topk, load_balance_loss
 from ematrace.spen.cache import BlockState
 from ematrace.spen.configuration import SpenConfig
 from ematrace.spen.predictors import build_predictor
@@ -40,32 +39,15 @@ class SpenBlock(GradientCheckpointingLayer):
             x = x * mask.unsqueeze(-1)
         traces, trace_state = ema_traces(x, self.config.alphas, state.traces, cu_seqlens)
         x_hat, past = self.predictor(x, traces, state.predictor, mask, cu_seqlens)
-        x_next, z = self.respond(x, traces, x_hat)
-        if not (self.training and self.config.ffn == "topk" and self.config.load_balance > 0):
-            return x_next, BlockState(trace_state, past), None
-        used = z if mask is None else z * mask.unsqueeze(-1)
-        return x_next, BlockState(trace_state, past), load_balance_loss(used)
+        x_next, u, z = self.respond(x, traces, x_hat)
+        balance = self.training and self.config.ffn == "topk" and self.config.load_balance > 0
+        return x_next, BlockState(trace_state, past), load_balance_loss(u, z, mask) if balance else None
 
-    def respond(self, x: Tensor, traces: Tensor, x_hat: Tensor) -> tuple[Tensor, Tensor]:
-        """Alg. 1, lines 3 to 7: x' and the feed-forward units z."""
+    def respond(self, x: Tensor, traces: Tensor, x_hat: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Alg. 1, lines 3 to 7: x', and the feed-forward units before (u) and after (z) GELU and top-k."""
         e = x - x_hat
         h = traces.permute(1, 2, 0, 3).flatten(-2)
         c = x + self.W_h(h) + self.W_e(e)
         u = self.W_up(self.norm(c))
         z = F.gelu(u) if self.config.ffn == "dense" else gelu_topk(u, self.config.k, self.config.topk_grad)
-        return (x if self.config.residual == "ffn" else c) + self.W_down(z), z
-
-
-def load_balance_loss(z: Tensor) -> Tensor:
-    """d_ff sum_i f_i P_i: f_i the share of unit i among all kept units, P_i its share of their summed activation.
-
-    The form of the Switch transformer, with the activation in the place of a router's probability: 1 when all units are
-    used alike, d_ff / k when the same k units always are. The counts f carry no gradient, the activations do.
-    """
-    z = z.flatten(0, -2)
-    with torch.autocast(z.device.type, enabled=False):
-        kept = (z != 0).sum(0, dtype=torch.float32)
-        activation = z.sum(0, dtype=torch.float32 if z.dtype != torch.float64 else None).clamp(min=0)
-        f = kept / kept.sum().clamp(min=1)
-        P = activation / activation.sum().clamp(min=1e-12)
-        return z.shape[-1] * (f * P).sum()
+        return (x if self.config.residual == "ffn" else c) + self.W_down(z), u, z

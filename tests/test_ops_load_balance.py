@@ -1,0 +1,72 @@
+"""The load-balance loss: its formula, its extremes, its gradient."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from scipy.special import softmax
+
+from ematrace.ops import load_balance_loss
+
+
+def test_it_is_its_formula() -> None:
+    rng = np.random.default_rng(0)
+    u = rng.normal(size=(30, 10))
+    z = u * (rng.random((30, 10)) < 0.4)
+    f = (z != 0).sum(0) / (z != 0).sum()
+    P = softmax(u, -1).mean(0)
+    ours = load_balance_loss(torch.from_numpy(u), torch.from_numpy(z))
+    assert ours.item() == pytest.approx(10 * (f * P).sum(), rel=1e-12)
+
+
+def test_equal_use_gives_1_and_the_same_units_give_the_most() -> None:
+    n_units, k = 12, 3
+    equal = torch.zeros(8, n_units)
+    for row in range(8):
+        equal[row, [(row * k + i) % n_units for i in range(k)]] = 50.0
+    assert load_balance_loss(equal, equal).item() == pytest.approx(1.0)
+    same = torch.zeros(8, n_units)
+    same[:, :k] = 50.0
+    assert load_balance_loss(same, same).item() == pytest.approx(n_units / k)
+    assert load_balance_loss(same, torch.zeros(8, n_units)).item() == 0.0
+    low = load_balance_loss(same.bfloat16().view(2, 4, n_units), same.bfloat16().view(2, 4, n_units))
+    assert low.item() == pytest.approx(n_units / k, rel=1e-2)
+
+
+def test_gradient() -> None:
+    generator = torch.Generator().manual_seed(0)
+    u = torch.randn(5, 7, generator=generator, dtype=torch.float64, requires_grad=True)
+    z = torch.where(u.detach() > 0, u.detach(), 0.0)
+    mask = torch.tensor([True, False, True, True, True])
+    assert torch.autograd.gradcheck(lambda u: load_balance_loss(u, z, mask), (u,))
+    assert torch.autograd.gradcheck(lambda u: load_balance_loss(u, z), (u,))
+
+
+def test_the_gradient_does_not_grow_as_activations_shrink() -> None:
+    u = torch.randn(64, 32, generator=torch.Generator().manual_seed(0))
+    norms = []
+    for scale in (1.0, 1e-3):
+        leaf = (scale * u).requires_grad_()
+        load_balance_loss(leaf, torch.where(u > 1, leaf.detach(), 0.0)).backward()
+        assert leaf.grad is not None
+        norms.append(leaf.grad.norm().item())
+    assert norms[1] < 2 * norms[0]
+
+
+def test_padding_does_not_count() -> None:
+    u = torch.randn(2, 6, 9, generator=torch.Generator().manual_seed(0))
+    z = torch.where(u > 0.5, u, 0.0)
+    mask = torch.tensor([[False, True, True, False, True, True], [True] * 6])
+    torch.testing.assert_close(load_balance_loss(u, z, mask), load_balance_loss(u[mask], z[mask]))
+
+
+def test_it_compiles_whole() -> None:
+    def loss(u: torch.Tensor) -> torch.Tensor:
+        return load_balance_loss(u, torch.where(u > 0, u, 0.0))
+
+    u = torch.randn(4, 6, requires_grad=True)
+    compiled = torch.compile(loss, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(u), loss(u))
+    ours, expected = (torch.autograd.grad(f(u), u)[0] for f in (compiled, loss))
+    torch.testing.assert_close(ours, expected)
