@@ -26,7 +26,7 @@ from ematrace.ledger import Figure, Result, collect_provenance, load_claims, wri
 from ematrace.spcn import SPCN
 
 # Rough seconds on one core, for a progress bar that moves evenly.
-EXPECTED_SECONDS = {"spcn": 90.0, "rules": 90.0, "bigru": 180.0, "choices": 240.0, "spen": 110.0}
+EXPECTED_SECONDS = {"spcn": 90.0, "rules": 90.0, "bigru": 180.0, "choices": 240.0, "spen": 150.0}
 
 # Results that a command of their own records: they need a GPU, and text that is not part of this package.
 RUN_ELSEWHERE = {

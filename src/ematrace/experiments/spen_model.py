@@ -20,11 +20,11 @@ from ematrace.spen import SpenConfig, SpenForCausalLM
 from ematrace.spen.parity import parity
 from ematrace.text import pack
 from ematrace.traces import ema_traces
-from ematrace.train import TrainConfig, TrainSummary, load_model, train
+from ematrace.train import TrainConfig, TrainSummary, defaults_for, load_model, train
 
 PRESET = "spen-tiny"
 DATA = "builtin"
-TOKENS = 600_000
+TOKENS = defaults_for(PRESET).tokens
 POSITIONS = 4096
 SLOW = SpenConfig().alphas[-1]
 
