@@ -35,7 +35,7 @@ def measure(bench: Workbench) -> Figures:
     with TemporaryDirectory() as folder:
         summary = train_small(bench, Path(folder) / "run")
         model, tokenizer = load_model(summary.model)
-    for name in ("validation_cross_entropy", "unigram_cross_entropy", "uniform_cross_entropy", "tokens_per_second"):
+    for name in ("validation_cross_entropy", "unigram_cross_entropy", "uniform_cross_entropy"):
         value = getattr(summary, name)
         figures[f"trained.{name}"] = (float("nan") if value is None else value, None)
     ids = torch.from_numpy(pack(DATA, tokenizer, split="validation").tokens(0, POSITIONS)).unsqueeze(0)
