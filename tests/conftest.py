@@ -13,6 +13,8 @@ import pytest
 # Without a GPU the Triton kernels are interpreted. Triton reads this when it is imported, and torch may import it.
 if not any(Path("/dev").glob("nvidia[0-9]*")):
     os.environ.setdefault("TRITON_INTERPRET", "1")
+# Some virtual machines announce AMX for bfloat16 products and then die of an illegal instruction. oneDNN reads it once.
+os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
 
 if TYPE_CHECKING:  # the tests of the other rooms must run without SPCN
     from ematrace.spcn import SPCN

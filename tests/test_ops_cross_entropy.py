@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -17,13 +16,6 @@ from ematrace.ops import linear_cross_entropy
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 Problem = tuple[Tensor, Tensor, Tensor]
-
-
-@pytest.fixture
-def without_onednn() -> Iterator[None]:
-    """Some virtual machines announce AMX for bfloat16 products and then die of an illegal instruction."""
-    with torch.backends.mkldnn.flags(enabled=False):
-        yield
 
 
 def draw(n: int, d: int, vocabulary: int, ignored: float = 0.0, dtype: torch.dtype = torch.float64) -> Problem:
@@ -136,7 +128,6 @@ def test_without_gradients_none_are_computed() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.usefixtures("without_onednn")
 def test_reduced_precision_is_as_good_as_its_inputs(dtype: torch.dtype) -> None:
     """Logits and their gradient are rounded once each; the sums are exact."""
     hidden, weight, targets = draw(40, 16, 130, 0.2, dtype)
@@ -151,7 +142,6 @@ def test_reduced_precision_is_as_good_as_its_inputs(dtype: torch.dtype) -> None:
         assert (a.double() - b).norm() < eps * largest_logit * b.norm()
 
 
-@pytest.mark.usefixtures("without_onednn")
 def test_autocast_rounds_the_products_but_not_the_sums() -> None:
     hidden, weight, targets = draw(400, 16, 130, 0.2, torch.float32)
     with torch.autocast("cpu", torch.bfloat16):
@@ -165,7 +155,6 @@ def test_autocast_rounds_the_products_but_not_the_sums() -> None:
         assert 1e-5 < error < 0.02  # not float32 in disguise, and no worse than bfloat16's 2^-8 a few times over
 
 
-@pytest.mark.usefixtures("without_onednn")
 def test_autocast_leaves_float64_alone() -> None:
     hidden, weight, targets = draw(9, 4, 7)
     with torch.autocast("cpu", torch.bfloat16):
@@ -173,7 +162,6 @@ def test_autocast_leaves_float64_alone() -> None:
     torch.testing.assert_close(loss, F.cross_entropy(hidden @ weight.T, targets), rtol=1e-12, atol=0)
 
 
-@pytest.mark.usefixtures("without_onednn")
 def test_gradient_of_the_weight_is_summed_in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
     """4,096 equal terms in slices of one row: a bfloat16 sum would stop growing at 256 terms."""
     monkeypatch.setattr(module, "LOGITS_PER_SLICE", 2)
@@ -225,7 +213,6 @@ def test_compiles_without_graph_breaks() -> None:
         torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-13)
 
 
-@pytest.mark.usefixtures("without_onednn")
 @pytest.mark.parametrize("needs_gradient", [True, False])
 @pytest.mark.parametrize("n", [0, 6])
 def test_is_a_well_formed_operator(n: int, needs_gradient: bool) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import shutil
-from collections.abc import Iterator
+import weakref
 from typing import Any
 
 import numpy as np
@@ -15,14 +15,6 @@ from torch import Tensor
 
 from ematrace.spen import SpenCache, SpenForCausalLM
 from spen_support import EXACT, PREDICTORS, ROWS, V, build, draw, each_predictor, pad
-
-
-@pytest.fixture
-def without_onednn() -> Iterator[None]:
-    """Some virtual machines announce AMX for bfloat16 products and then die of an illegal instruction."""
-    with torch.backends.mkldnn.flags(enabled=False):
-        yield
-
 
 # Padded, packed, carried: the same logits.
 
@@ -251,6 +243,28 @@ def test_hidden_states_are_in_the_order_of_the_input() -> None:
         torch.testing.assert_close(padded[1, :4], unpadded[0], **EXACT)
 
 
+def test_hidden_states_are_kept_only_for_who_asks() -> None:
+    """What enters a block is free again while the next one runs, unless it was asked for."""
+    model = build(n_layers=4)
+    entered: list[weakref.ref[Tensor]] = []
+    held: list[int] = []
+
+    def look(module: object, args: tuple[Tensor, ...]) -> None:
+        held.append(sum(x() is not None for x in entered))
+        entered.append(weakref.ref(args[0]))
+
+    for layer in model.model.layers:
+        layer.register_forward_pre_hook(look)
+    for asked, expected in ((False, [0, 0, 0, 0]), (None, [0, 0, 0, 0]), (True, [0, 1, 2, 3])):
+        entered.clear()
+        held.clear()
+        with torch.no_grad():
+            model(draw(2, 9), output_hidden_states=asked)
+        assert held == expected
+    model.config.output_hidden_states = True
+    assert len(model(draw(2, 9)).hidden_states) == 5
+
+
 def test_embeddings_in_the_place_of_ids() -> None:
     model = build()
     ids = draw(2, 9)
@@ -316,7 +330,6 @@ def test_compiled_by_inductor_is_the_same() -> None:
         torch.testing.assert_close(a, b, **EXACT)
 
 
-@pytest.mark.usefixtures("without_onednn")
 def test_reduced_precision() -> None:
     """bfloat16 has 8 bits; the tolerance is wide because top-k may choose other units, the dense model's is not."""
     ids = draw(2, 30)

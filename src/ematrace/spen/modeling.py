@@ -98,24 +98,22 @@ class SpenModel(SpenPreTrainedModel):
         if order is not None:
             x = x.gather(1, order.unsqueeze(-1).expand_as(x))
 
-        hidden_states = [x]
-        balance, states = [], []
+        if output_hidden_states is None:
+            output_hidden_states = self.config.output_hidden_states
+        hidden_states, balance, states = [], [], []
         for layer, state in zip(self.layers, cache.blocks, strict=True):
+            if output_hidden_states:
+                hidden_states.append(x)
             x, state, layer_balance = layer(x, state, mask, cu_seqlens)
             states.append(state)
-            hidden_states.append(x)
             if layer_balance is not None:
                 balance.append(layer_balance)
-        x = self.norm(x)
-        hidden_states[-1] = x
+        hidden_states.append(self.norm(x))
         if order is not None:
             back = order.argsort(1)
             hidden_states = [h.gather(1, back.unsqueeze(-1).expand_as(h)) for h in hidden_states]
 
         use_cache = (self.config.use_cache if use_cache is None else use_cache) and not past_is_lost
-        output_hidden_states = (
-            self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
-        )
         output = SpenModelOutput(
             last_hidden_state=hidden_states[-1],
             past_key_values=SpenCache(states, cache.seen_tokens + x.shape[1]) if use_cache else None,
@@ -179,7 +177,6 @@ class SpenForCausalLM(SpenPreTrainedModel, GenerationMixin):
         past_key_values: SpenCache | None = None,
         inputs_embeds: Tensor | None = None,
         labels: Tensor | None = None,
-        shift_labels: Tensor | None = None,
         cu_seqlens: Tensor | None = None,
         use_cache: bool | None = None,
         output_hidden_states: bool | None = None,
@@ -191,7 +188,9 @@ class SpenForCausalLM(SpenPreTrainedModel, GenerationMixin):
     ) -> SpenCausalLMOutput | tuple[Any, ...]:
         """Next-token logits, and a loss when targets are given.
 
-        `labels` has the shape of the input and is shifted inside; `shift_labels` is shifted already; both ignore -100.
+        `labels` has the shape of the input and is shifted inside; a keyword `shift_labels` is shifted already; both
+        ignore -100. The latter has no parameter of its own: transformers' Trainer takes every parameter with "label" in
+        its name for one that evaluation data must have, and would report no loss.
         A loss in training mode leaves `logits` out, unless skip_logits=False. `cu_seqlens` packs sequences along time
         with batch 1.
         """
@@ -199,6 +198,7 @@ class SpenForCausalLM(SpenPreTrainedModel, GenerationMixin):
             input_ids, attention_mask, past_key_values, inputs_embeds, cu_seqlens, use_cache, output_hidden_states, True
         )
         hidden = output.last_hidden_state
+        shift_labels: Tensor | None = kwargs.pop("shift_labels", None)
         if labels is not None and shift_labels is None:
             shift_labels = _shifted(labels, cu_seqlens)
         if skip_logits is None:
