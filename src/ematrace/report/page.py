@@ -16,7 +16,8 @@ from ematrace.files import write_atomically
 from ematrace.ledger import Check, Claim, LedgerRow, Share, Store, StoredResult
 from ematrace.report.markup import Child, Html, el, join
 from ematrace.report.plots import Plot
-from ematrace.report.sections import SECTIONS, Part, Section
+from ematrace.report.section import Part, Section
+from ematrace.report.sections import SECTIONS
 from ematrace.report.sources import Sources, show_path
 from ematrace.report.tables import figure_table, plain_table, scrolled, value_list
 from ematrace.report.wording import (

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from ematrace.ledger import Figure
 from ematrace.report.markup import Child, Html, el, join
 from ematrace.report.sources import Sources, over_seeds, over_tokens
-from ematrace.report.wording import decimals_for, interval, number
+from ematrace.report.wording import digits, interval, number
 
 MAX_COLUMNS = 7
 
@@ -52,7 +52,7 @@ def ours_cell(sources: Sources, ref: str) -> Html:
 
 
 def _measured(figure: Figure, ref: str) -> Html:
-    decimals = decimals_for(figure.mean)
+    decimals = digits(figure.mean)
     seeds, tokens = over_seeds(figure), over_tokens(figure)
     return join(
         el("span", number(figure.mean, decimals), class_="mean", data_ref=ref),
@@ -65,7 +65,7 @@ def _here(figure: Figure | None) -> Html | None:
     if figure is None or not figure.known:
         return None
     ends = over_seeds(figure)
-    decimals = decimals_for(figure.mean)
+    decimals = digits(figure.mean)
     spread = f" {interval(ends, decimals)}" if ends else ""
     return join(" ", el("span", f"here {number(figure.mean, decimals)}{spread}", class_="here"))
 
@@ -122,7 +122,7 @@ def figure_table(sources: Sources, refs: Mapping[str, str], label: str, unit: st
         figure = sources.figure(ref)
         if figure is None:
             continue
-        decimals = decimals_for(figure.mean) if figure.known else None
+        decimals = digits(figure.mean) if figure.known else None
         seeds, tokens = over_seeds(figure), over_tokens(figure)
         cells: list[Child] = [el("th", name, scope="row")]
         if papers:

@@ -48,6 +48,14 @@ def decimals_for(x: float) -> int:
     return 3 if size <= 1 else 2 if size < 10 else 1 if size < 100 else 0
 
 
+TINY = 0.0005  # would be .000
+
+
+def digits(x: float) -> int | None:
+    """Decimals for a figure and its interval; None where powers of ten say more."""
+    return None if 0 < abs(x) < TINY else decimals_for(x)
+
+
 def number(x: float | None, decimals: int | None = None, signed: bool = False) -> str:
     """`.973`, `1.000`, `−.012`, `12.3`, `20,500`; a dash for what is not known.
 
@@ -56,7 +64,7 @@ def number(x: float | None, decimals: int | None = None, signed: bool = False) -
     """
     if x is None or math.isnan(x):
         return "–"
-    if 0 < abs(x) < 0.0005 and decimals is None:
+    if 0 < abs(x) < TINY and decimals is None:
         text = f"{abs(x):.1e}"
     else:
         text = f"{abs(x):,.{decimals_for(x) if decimals is None else decimals}f}"
@@ -69,7 +77,7 @@ def interval(ends: Interval | None, decimals: int | None = None) -> str:
     """`.970–.976`; with "to" where a minus sign would meet the dash."""
     if ends is None:
         return "–"
-    if decimals is None:
+    if decimals is None and max(map(abs, ends)) >= TINY:
         decimals = max(map(decimals_for, ends))
     lo, hi = (number(end, decimals) for end in ends)
     return f"{lo} to {hi}" if MINUS in lo + hi else f"{lo}–{hi}"
