@@ -26,13 +26,14 @@ from ematrace.spen import SpenForCausalLM
 from ematrace.spen.parity import parity
 from ematrace.text import open_source, pack
 from ematrace.train import TrainConfig, TrainSummary, load_model, train
+from ematrace.train.metrics import Silent
 from ematrace.train.run import UNIGRAM
 
 COMPILING = 5  # steps in which kernels are still being compiled
 PAPER_TOKENS_PER_SECOND = 165_000
 
 
-class Lines:
+class Lines(Silent):
     """A line of text now and then: the output is read from a log."""
 
     def on_start(self, total_steps: int) -> None:
@@ -45,9 +46,6 @@ class Lines:
 
     def on_event(self, text: str) -> None:
         print(text, flush=True)
-
-    def close(self) -> None:
-        pass
 
 
 def train_one(preset: str, arguments: argparse.Namespace) -> TrainSummary:

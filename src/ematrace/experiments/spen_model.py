@@ -21,6 +21,7 @@ from ematrace.spen.parity import parity
 from ematrace.text import pack
 from ematrace.traces import ema_traces
 from ematrace.train import TrainConfig, TrainSummary, defaults_for, load_model, train
+from ematrace.train.metrics import Silent
 
 PRESET = "spen-tiny"
 DATA = "builtin"
@@ -75,7 +76,7 @@ def train_small(bench: Workbench, folder: Path) -> TrainSummary:
     return summary
 
 
-class _Progress:
+class _Progress(Silent):
     """Training is the first 70% of the experiment."""
 
     def __init__(self, bench: Workbench):
@@ -86,12 +87,6 @@ class _Progress:
 
     def on_step(self, metrics: Mapping[str, Any]) -> None:
         self.bench.progress(0.7 * metrics["step"] / self.steps)
-
-    def on_event(self, text: str) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
 
 
 EXPERIMENT = Experiment(
