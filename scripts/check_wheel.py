@@ -91,6 +91,18 @@ def check(folder: Path, say: Callable[[str], None]) -> None:
     data = sorted(f.as_posix() for f in files if "__pycache__" not in f.parts)
     accuracy = run([python, "-c", INSIDE.format(root=str(ROOT), data=data)], away, "grammar, claims, SPCN").strip()
 
+    sizes = ["--tokens", "8192", "--sequences", "4", "--length", "128", "--vocab-size", "512"]
+    run(
+        [ematrace, "train", "--preset", "spen-tiny", "--data", "builtin", "--out", "run", *sizes],
+        away,
+        "ematrace train",
+    )
+    figures = json.loads(
+        run([ematrace, "eval", "run", "--data", "builtin", "--max-tokens", "2000", "--json"], away, "eval")
+    )
+    uniform = figures["baselines"]["uniform"]["perplexity"]
+    require(figures["perplexity"] < uniform, f"16 steps leave a perplexity of {figures['perplexity']:.0f}")
+
     rows = json.loads(run([ematrace, "ledger", "--json"], away, "ematrace ledger --json"))
     require(len(rows) == 50, f"ematrace ledger --json has {len(rows)} rows, not 50")
     require(all(not row["evidence"] for row in rows), "ematrace ledger finds evidence where there are no results")
