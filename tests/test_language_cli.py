@@ -14,7 +14,7 @@ import torch
 
 from ematrace import cli
 from ematrace.evaluation import evaluate
-from ematrace.language_cli import lines_of
+from ematrace.language_cli import lines_of, parse_count
 from ematrace.spen import SpenStream
 from ematrace.text import open_source
 from ematrace.train import load_model
@@ -212,6 +212,33 @@ def test_bad_input_is_one_line_and_exit_2(
     error = capsys.readouterr().err
     assert message in error
     assert "Traceback" not in error
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [("20000", 20_000), ("54_132_736", 54_132_736), ("1e6", 10**6), ("1.13M", 1_130_000), ("8b", 8 * 10**9)],
+)
+def test_counts_are_written_as_people_write_them(text: str, count: int) -> None:
+    assert parse_count(text) == count
+
+
+@pytest.mark.parametrize("text", ["", "M", "1.5", "1e-3", "nan", "inf", "1e400", "12x", "1e3M"])
+def test_what_is_no_whole_number_is_no_count(text: str) -> None:
+    with pytest.raises(ValueError, match="not"):
+        parse_count(text)
+
+
+def test_tokens_of_a_run_and_of_an_evaluation_may_be_counts(
+    run: Path, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = [*TRAIN, "--out", str(tmp_path / "run"), "--tokenizer", str(run / "tokenizer")]
+    options[options.index("--tokens") + 1] = "0.001M"
+    assert call(monkeypatch, *options) == 0
+    assert json.loads((tmp_path / "run" / "config.json").read_text())["tokens"] == 1000
+    capsys.readouterr()
+    arguments = ("eval", str(run), "--data", str(text), "--device", "cpu", "--json", "--max-tokens", "1e1")
+    assert call(monkeypatch, *arguments) == 0
+    assert json.loads(capsys.readouterr().out)["tokens"] == 10
 
 
 def test_text_that_is_not_utf8_is_refused_with_its_place() -> None:

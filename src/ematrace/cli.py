@@ -14,7 +14,6 @@ from rich.console import Console
 from rich.text import Text
 
 from ematrace import language_cli
-from ematrace.train.config import TrainConfig
 
 console = Console()
 error_console = Console(stderr=True)
@@ -72,7 +71,7 @@ def commands(asked: str | None) -> dict[str, type]:
         "reproduce": Reproduce,
         "ledger": Ledger,
         "report": Report,
-        "train": TrainConfig,
+        "train": language_cli.Train,
         "eval": language_cli.Eval,
         "generate": language_cli.Generate,
         "stream": language_cli.adapting_stream() if asked == "stream" else language_cli.Stream,

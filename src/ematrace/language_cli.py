@@ -12,9 +12,46 @@ from typing import Annotated, Any, BinaryIO, Literal
 
 import tyro
 from rich.console import Console
+from tyro.constructors import PrimitiveConstructorSpec
 
 from ematrace.files import write_atomically
 from ematrace.train.config import TrainConfig
+
+THOUSANDS = {"K": "e3", "M": "e6", "B": "e9", "T": "e12"}
+
+
+def parse_count(text: str) -> int:
+    """A whole number as people write large ones.
+
+    >>> [parse_count(text) for text in ("1e6", "20M", "1.5B", "54_132_736")]
+    [1000000, 20000000, 1500000000, 54132736]
+    """
+    suffix = text[-1:].upper()
+    number = float(text[:-1] + THOUSANDS[suffix] if suffix in THOUSANDS else text)
+    if not number.is_integer():
+        raise ValueError(f"{text} is not a whole number")
+    return int(number)
+
+
+Count = Annotated[
+    int,
+    PrimitiveConstructorSpec(
+        nargs=1,
+        metavar="COUNT",
+        instance_from_str=lambda texts: parse_count(texts[0]),
+        is_instance=lambda value: isinstance(value, int),
+        str_from_instance=lambda value: [str(value)],
+    ),
+]
+
+
+@dataclass(frozen=True)
+class Train(TrainConfig):
+    tokens: Count | None = None
+    """Tokens to train on (1e6, 20M, 8B); the run has tokens // (sequences * length) steps."""
+
+
+Train.__doc__ = TrainConfig.__doc__
 
 
 @dataclass(frozen=True)
@@ -30,8 +67,8 @@ class Eval:
     """Text: `builtin`, a path or glob (.txt, .jsonl, also .xz/.gz/.zst; .conllu), or hf:NAME[/CONFIG]."""
     split: Literal["auto", "all", "train", "validation"] = "auto"
     """Part of the documents; auto is the held-out part of the text that the model was trained on, else all."""
-    max_tokens: int | None = None
-    """Stop after this many tokens."""
+    max_tokens: Count | None = None
+    """Stop after this many tokens (1e6, 20M)."""
     context: int | None = None
     """Tokens that a model sees at most (default: what it can)."""
     unigram: Path | None = None

@@ -17,6 +17,7 @@ class TrainConfig:
     """Train a language model: one process, or several under torchrun, with the same batches either way.
 
     Fields that are None take the preset's value; the 130M presets follow the paper, the small ones suit a laptop.
+    Example: `ematrace train --preset spen-tiny --data builtin --out run`, then `ematrace eval run --data builtin`.
     """
 
     preset: str
