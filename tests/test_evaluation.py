@@ -44,7 +44,8 @@ def prose(n_words: int, seed: int) -> str:
 @pytest.fixture(scope="module")
 def documents() -> list[Document]:
     sizes = [1, 3, 40, 7, 90, 12]
-    return [Document(prose(n, i), f"d{i}", "even" if i % 2 == 0 else "odd") for i, n in enumerate(sizes)]
+    texts = [prose(n, i) + " à l'œil nu" * (i == 3) for i, n in enumerate(sizes)]  # more bytes than characters
+    return [Document(text, f"d{i}", "even" if i % 2 == 0 else "odd") for i, text in enumerate(texts)]
 
 
 @pytest.fixture(scope="module")
@@ -73,6 +74,7 @@ def test_every_token_of_every_document_is_scored_once(
     spen: Any, tokenizer: Any, documents: list[Document], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("ematrace.evaluation.RECURRENT_STEPS", 16)  # the longest go through in several parts
+    monkeypatch.setattr("ematrace.evaluation.DOCUMENTS_SORTED", 4)
     encoder = DocumentEncoder(tokenizer)
     by_hand = {
         d.id: nats_by_hand(spen.eval(), ids, encoder.eos_id)
@@ -113,6 +115,17 @@ def test_a_limited_context_slides_by_half(tokenizer: Any) -> None:
     shorter = score_rows(model, [ids], eos_id=0, context=4)[0]
     assert shorter[0] == pytest.approx(scores[0][0])
     assert not np.allclose(shorter[8:], scores[0][8:])
+
+
+def test_a_model_in_training_mode_is_evaluated_without_dropout(tokenizer: Any, documents: list[Document]) -> None:
+    torch.manual_seed(0)
+    sizes = {"n_embd": 8, "n_layer": 1, "n_head": 2, "n_positions": 64, "bos_token_id": 0, "eos_token_id": 0}
+    model = GPT2LMHeadModel(GPT2Config(vocab_size=len(tokenizer), embd_pdrop=0.5, **sizes)).train()
+    first, second = (evaluate(model, tokenizer, documents).total.nats for _ in range(2))
+    model.eval()
+    ids = DocumentEncoder(tokenizer).encode([d.text for d in documents])
+    expected = sum(float(nats.sum()) for row in ids for nats in score_rows(model, [row], eos_id=0))
+    assert first == second == pytest.approx(expected, rel=1e-6)
 
 
 def test_models_without_context_stand_beside_it(spen: Any, tokenizer: Any, documents: list[Document]) -> None:
@@ -159,6 +172,20 @@ def test_interval_is_that_of_documents() -> None:
     alone = Score()
     alone.add(30.0, 10)
     assert all(math.isnan(bound) for bound in alone.interval)
+
+
+def test_interval_of_documents_of_unequal_length_is_the_bootstraps() -> None:
+    """Longer documents are easier here, so that the two are not independent."""
+    rng = np.random.default_rng(0)
+    tokens = rng.integers(5, 50, 200)
+    nats = tokens * (4.0 - 0.03 * tokens + rng.normal(0, 0.1, 200))
+    score = Score()
+    for pair in zip(nats, tokens, strict=True):
+        score.add(*pair)
+    draws = rng.integers(0, 200, (4000, 200))
+    resampled = nats[draws].sum(1) / tokens[draws].sum(1)
+    low, high = score.interval
+    assert (high - low) / 2 == pytest.approx(1.96 * resampled.std(), rel=0.05)
 
 
 def test_a_run_stands_for_its_model(tmp_path: Any) -> None:

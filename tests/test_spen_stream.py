@@ -76,6 +76,32 @@ def test_parity_notices_a_stream_that_differs(monkeypatch: pytest.MonkeyPatch) -
     assert told.perplexity_streamed != told.perplexity_parallel
 
 
+def test_parity_perplexity_is_that_of_the_next_token() -> None:
+    model, ids = make_model(), tokens(1, 60)
+    told = parity(model, ids)
+    with torch.no_grad():
+        expected = model(ids, labels=ids).loss.exp().item()
+    assert told.perplexity_parallel == pytest.approx(expected)
+    assert told.perplexity_streamed == pytest.approx(expected)
+
+
+def test_parity_counts_the_positions_where_other_units_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At one position of each block the streamed traces are turned round, and nowhere else."""
+    steps = 50
+    calls = 0
+
+    def turned_once(x: torch.Tensor, *arguments: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        nonlocal calls
+        traces, state = ema_traces(x, *arguments)
+        calls += x.shape[1] == 1
+        return (-9 * traces if x.shape[1] == 1 and calls % steps == 7 else traces), state
+
+    monkeypatch.setattr("ematrace.spen.parity.ema_traces", turned_once)
+    told = parity(make_model(), tokens(1, steps))
+    assert told.flipped_share == 1 / steps
+    assert told.block_difference < 1e-10  # over the other positions
+
+
 def test_float32_with_topk_flips_only_near_ties() -> None:
     """Block by block on the same inputs: a unit changes sides only where it nearly tied."""
     model = make_model(torch.float32, d_model=64, d_ff=512, k=31)

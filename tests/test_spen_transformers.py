@@ -144,6 +144,31 @@ def test_the_cache_that_was_given_is_left_as_it_was() -> None:
         assert cache.seen_tokens == 5
 
 
+@torch.no_grad()
+def test_states_are_copied_repeated_and_chosen() -> None:
+    ids, then = draw(2, 7), draw(2, 3, seed=1)
+    for predictor, reads in PREDICTORS:
+        model = build(predictor, reads)
+        wanted = model(torch.cat([ids, then], 1)).logits[:, -3:]
+        cache = model(ids, use_cache=True).past_key_values
+        copy = cache.copy()
+        for block in cache.blocks:
+            for tensor in (block.traces, *(block.predictor or ())):
+                tensor.zero_()
+        torch.testing.assert_close(model(then, past_key_values=copy).logits, wanted, **EXACT)
+        for rows, change in (
+            ([0, 0, 1, 1], lambda state: state.batch_repeat_interleave(2)),
+            ([1], lambda state: state.batch_select_indices(torch.tensor([1]))),
+            ([1, 0], lambda state: state.reorder_cache(torch.tensor([1, 0]))),
+        ):
+            changed = copy.copy()
+            change(changed)
+            torch.testing.assert_close(model(then[rows], past_key_values=changed).logits, wanted[rows], **EXACT)
+        copy.reset()
+        assert copy.get_seq_length() == 0
+        torch.testing.assert_close(model(then, past_key_values=copy).logits, model(then).logits, **EXACT)
+
+
 def test_size_of_the_state() -> None:
     """The traces alone, 4 bytes each in float32, however long the context; softmax keeps keys and values."""
     for length in (3, 50):

@@ -124,7 +124,17 @@ def test_split_depends_on_the_id_alone(bpe: Any, tmp_path: Path) -> None:
     assert 50 < len(parts["validation"]) < 110  # 80 expected, standard deviation 8
     assert all(in_split(id, "validation", 0.2) for id in parts["validation"])
     assert not any(in_split(id, "validation", 0) for id in parts["all"])
+    # the same ones on any machine, in any process
+    assert [i for i in range(40) if f"id-{i}" in parts["validation"]] == [9, 18, 23, 27, 30, 33, 37, 39]
     assert all(in_split(id, "validation", 1) for id in parts["all"])
+
+
+def test_counts_over_several_chunks(bpe: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ematrace.text.packed._CHUNK", 7)
+    texts = ["some words", "and some more words than before"]
+    packed = pack(Listed(texts), bpe, tmp_path, shard_tokens=5)
+    assert packed.n_tokens > 14
+    np.testing.assert_array_equal(packed.counts(), np.bincount(one_row(bpe, texts), minlength=400))
 
 
 def test_packed_once_per_text_tokenizer_and_split(bpe: Any, tmp_path: Path) -> None:
@@ -144,11 +154,19 @@ def test_packed_once_per_text_tokenizer_and_split(bpe: Any, tmp_path: Path) -> N
     packed(split="validation", validation_share=1.0)
     packed(split="validation", validation_share=0.999999)
     assert len(calls) == 4
+    assert packed().fingerprint == first.fingerprint
     corpus.write_text("some more")  # same size: the time of change tells
     os.utime(corpus, ns=(0, 12345))
     assert packed().fingerprint != first.fingerprint
-    assert len(calls) == 5
+    assert len(calls) == 6
     assert len(list((tmp_path / "pack").glob("data-*"))) == 1  # what was replaced is gone
+
+
+def test_fingerprint_is_that_of_the_tokens_and_not_of_their_number(bpe: Any, tmp_path: Path) -> None:
+    packs = [pack(Listed(texts), bpe, tmp_path / texts[0]) for texts in (["a", "b"], ["b", "a"])]
+    assert packs[0].n_tokens == packs[1].n_tokens
+    assert packs[0].fingerprint != packs[1].fingerprint
+    assert pack(Listed(["a", "b"]), bpe, tmp_path / "again").fingerprint == packs[0].fingerprint
 
 
 def test_default_folder_is_in_the_cache(bpe: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,6 +23,7 @@ from ematrace.text.order import window_order
 from ematrace.train import PRESETS, TrainConfig, build_model, defaults_for, load_model, train
 from ematrace.train.batches import PackedBatches
 from ematrace.train.config import FIXED_FIELDS, Recipe, resolve_recipe
+from ematrace.train.data import prepare
 from ematrace.train.distributed import World
 from ematrace.train.loss import LanguageModelLoss
 from ematrace.train.metrics import MetricsFile, flops_per_token
@@ -56,6 +57,13 @@ def test_schedule_is_a_line_up_and_a_half_cosine_down() -> None:
         assert rates[n - 1] == pytest.approx(6e-5 + 5.4e-4 * math.cos(math.pi / 2 * (n - 10) / 100) ** 2)
     assert rates[-1] == pytest.approx(6e-5)
     assert learning_rate(1, steps=1, lr=1.0, final_lr=0.5, warmup=0) == 0.5
+
+
+def test_rate_of_every_step_is_the_schedules(text: Path, tmp_path: Path) -> None:
+    config = tiny_config(text, tmp_path / "run", lr=1e-2, final_lr=1e-3, warmup=2)
+    train(config)
+    expected = [learning_rate(n, steps=20, lr=1e-2, final_lr=1e-3, warmup=2) for n in range(1, 21)]
+    assert [rate for (rate,) in curve(config.out, "lr")] == expected
 
 
 def test_paper_settings_are_the_default_of_the_130m_preset() -> None:
@@ -284,6 +292,41 @@ def test_summary_and_model_folder(text: Path, tmp_path: Path) -> None:
     checkpoint = config.out / "checkpoints" / "step-00000200"
     for name, p in load_model(checkpoint)[0].named_parameters():  # a checkpoint is a model folder too
         assert torch.equal(p, dict(model.named_parameters())[name])
+
+
+def test_validation_is_a_mean_over_tokens_without_dropout(text: Path, tmp_path: Path) -> None:
+    """Five windows in micro-batches of two, so that the last one counts half as much."""
+    overrides = (*GPT2, "resid_pdrop=0.5", "embd_pdrop=0.5")
+    config = tiny_config(text, tmp_path / "run", overrides=overrides, tokens=64, validation_sequences=5)
+    result = train(config)
+    model, tokenizer = load_model(config.out / "model")
+    held_out = pack(str(text / "validation.jsonl"), tokenizer)
+    chosen = np.linspace(0, held_out.n_windows(16) - 1, 5).round()
+    ids = torch.from_numpy(np.stack([held_out.window(int(i), 16) for i in chosen]))
+    with torch.no_grad():
+        logits = model.eval()(ids[:, :-1]).logits
+    expected = nn.functional.cross_entropy(logits.reshape(-1, VOCABULARY), ids[:, 1:].reshape(-1))
+    assert result.validation_cross_entropy == pytest.approx(float(expected), rel=1e-6)
+
+
+def test_after_a_validation_training_goes_on_in_training_mode(text: Path, tmp_path: Path) -> None:
+    changes: dict[str, Any] = {"preset": "spen-tiny", "overrides": (*SPEN, "load_balance=0.5")}
+    config = tiny_config(text, tmp_path / "run", tokens=6 * 64, validate_every=2, **changes)
+    train(config)
+    balance = [loss - cross_entropy for loss, cross_entropy in curve(config.out, "loss", "cross_entropy")]
+    assert len(balance) == 6
+    assert min(balance) > 0.1  # half of about 1, and only in training mode
+
+
+def test_held_out_documents_are_not_trained_on(text: Path, tmp_path: Path) -> None:
+    config = tiny_config(text, tmp_path / "run", validation=None)
+    world = World(0, 1, torch.device("cpu"))
+    data = prepare(config, resolve_recipe(config), world, begun=False, tell=lambda _: None)
+    assert isinstance(data.batches, PackedBatches)
+    read, held_out = ({d.id for d in tokens.documents()} for tokens in (data.batches.tokens, data.validation))
+    assert held_out
+    assert not read & held_out
+    assert read | held_out == {f"train-{i}" for i in range(200)}
 
 
 def test_flops_count_matrices_once_and_lookups_not() -> None:

@@ -14,10 +14,23 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
-from ematrace.train import DamagedCheckpoint, NonFiniteLoss, TrainConfig, train
-from ematrace.train.checkpoints import list_checkpoints, newest_whole, verify, write_folder
-from train_support import as_json, curve, digest, environment, finish, start, tiny_config, write_text
+from ematrace.train import DamagedCheckpoint, NonFiniteLoss, TrainConfig, build_model, train
+from ematrace.train.checkpoints import list_checkpoints, newest_whole, prune, verify, write_folder
+from ematrace.train.state import read_model, read_optimiser
+from train_support import (
+    GPT2,
+    VOCABULARY,
+    as_json,
+    curve,
+    digest,
+    environment,
+    finish,
+    start,
+    tiny_config,
+    write_text,
+)
 
 
 class Events:
@@ -81,6 +94,15 @@ def test_stopped_and_resumed_is_bitwise_the_run_that_was_not(text: Path, tmp_pat
     assert resumed.stopped is None
     assert curve(broken.out) == curve(straight.out)
     assert len(curve(broken.out)) == 20
+    assert digest(broken.out) == digest(straight.out)
+
+
+def test_dropout_goes_on_where_it_was(text: Path, tmp_path: Path) -> None:
+    straight = tiny_config(text, tmp_path / "straight", overrides=(*GPT2, "resid_pdrop=0.3"))
+    train(straight)
+    broken = replace(straight, out=tmp_path / "broken")
+    train(broken, display=Events(at_step=7))
+    train(replace(broken, resume="auto"))
     assert digest(broken.out) == digest(straight.out)
 
 
@@ -254,6 +276,41 @@ def test_full_disk_leaves_the_checkpoints_before_it(text: Path, tmp_path: Path) 
     assert "not written" in line or "File too large" in line
     assert {p: p.read_bytes() for p in (config.out / "checkpoints").rglob("*") if p.is_file()} == before
     assert train(replace(config, resume="auto")).step == 20
+
+
+def test_old_checkpoints_are_pruned_and_so_is_an_abandoned_future(tmp_path: Path) -> None:
+    for step in (5, 10, 15, 20, 25):
+        (tmp_path / f"step-{step:08d}").mkdir()
+    prune(tmp_path, step=20, keep=2)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["step-00000015", "step-00000020"]
+    prune(tmp_path, step=15)
+    assert [p.name for p in tmp_path.iterdir()] == ["step-00000015"]
+
+
+def test_checkpoint_that_lacks_a_tensor_or_has_another_is_refused_by_its_name(
+    whole: TrainConfig, tmp_path: Path
+) -> None:
+    """Files that are whole by their checksums and still not of this model."""
+    checkpoint = whole.out / "checkpoints" / "step-00000020"
+    model = build_model("gpt2-tiny", VOCABULARY, 0, GPT2, length=16)
+    optimiser = torch.optim.AdamW(model.parameters())
+    tensors, averages = (load_file(checkpoint / name) for name in ("model.safetensors", "optimizer.safetensors"))
+    bias = "transformer.h.0.mlp.c_fc.bias"
+    for broken, complaint in (
+        ({n: t for n, t in tensors.items() if n != bias}, f"has no tensor '{bias}'"),
+        (tensors | {"extra": torch.zeros(1)}, "has a tensor 'extra' that the model lacks"),
+        (tensors | {bias: torch.zeros(3)}, rf"tensor '{bias}': \[3\] there, \[64\] in the model"),
+    ):
+        save_file(broken, tmp_path / "model.safetensors")
+        with pytest.raises(DamagedCheckpoint, match=complaint):
+            read_model(model, tmp_path)
+    for broken in (
+        {n: t for n, t in averages.items() if n != f"exp_avg_sq.{bias}"},
+        averages | {f"exp_avg_sq.{bias}": torch.zeros(3)},
+    ):
+        save_file(broken, tmp_path / "optimizer.safetensors")
+        with pytest.raises(DamagedCheckpoint, match=f"tensor 'exp_avg_sq.{bias}': missing or of another shape"):
+            read_optimiser(model, optimiser, tmp_path)
 
 
 def test_folder_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
