@@ -5,12 +5,15 @@ from __future__ import annotations
 import io
 import json
 import math
+import shutil
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from ematrace import cli
 from ematrace.evaluation import evaluate
@@ -189,29 +192,98 @@ def test_a_state_of_another_setting_is_refused(
     [
         (("eval", "nowhere", "--data", "builtin"), "nowhere"),
         (("eval", "{run}", "--data", "missing*.txt"), "missing*.txt"),
+        (("eval", "{run}", "--data", "{text}", "--context=-3"), "context is -3"),
+        (("eval", "{run}", "--data", "{text}", "--max-tokens=-5"), "max_tokens is -5"),
+        (("eval", "{run}", "--data", "{text}", "--device", "mps"), "device is 'mps'"),
+        (("eval", "{run}", "--data", "nowhere", "--out", "{tmp}"), "a folder"),
+        (("stream", "{run}", "--state", "{tmp}"), "a folder"),
         (("generate", "{run}", "x", "--temperature", "-1"), "--temperature"),
         (("train", "--preset", "spen-huge", "--data", "builtin", "--out", "{tmp}/x"), "spen-huge"),
         (
             ("train", "--preset", "spen-tiny", "--data", "builtin", "--out", "{tmp}/x", "--overrides", "k=999"),
             "k is 999",
         ),
-        (("stream", "{run}", "--adapt", "--pghu.eta", "-1"), "eta is -1"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_2(
     arguments: tuple[str, ...],
     message: str,
     run: Path,
+    text: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    filled = [a.format(run=run, tmp=tmp_path) for a in arguments]
+    filled = [a.format(run=run, text=text, tmp=tmp_path) for a in arguments]
     assert call(monkeypatch, *filled) == 2
-    error = capsys.readouterr().err
+    error = capsys.readouterr().err.strip()
+    assert message in error
+    assert "\n" not in error
+
+
+def test_settings_of_the_rule_are_checked_with_the_other_arguments(
+    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert call(monkeypatch, "stream", str(run), "--adapt", "--pghu.eta", "-1") == 2
+    assert "eta is -1" in capsys.readouterr().err
+
+
+def cut_short(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:1000])
+
+
+def without_a_tensor(path: Path) -> None:
+    tensors = load_file(path)
+    del tensors["model.norm.weight"]
+    save_file(tensors, path, {"format": "pt"})
+
+
+@pytest.mark.parametrize(
+    ("damage", "file", "message"),
+    [
+        (cut_short, "model.safetensors", "model: not loaded: "),
+        (without_a_tensor, "model.safetensors", "model: the weights have no tensor 'model.norm.weight'"),
+        (lambda path: path.write_text("{"), "training.json", "training.json: not JSON"),
+    ],
+)
+def test_a_damaged_model_is_refused(
+    damage: Callable[[Path], Any],
+    file: str,
+    message: str,
+    run: Path,
+    text: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    shutil.copytree(run / "model", tmp_path / "model")
+    damage(tmp_path / "model" / file)
+    assert call(monkeypatch, "eval", str(tmp_path / "model"), "--data", str(text), "--device", "cpu") == 2
+    error = capsys.readouterr().err.strip()
     assert message in error
     assert "Traceback" not in error
+
+
+def test_a_run_that_has_no_model_yet_names_its_last_checkpoint(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(run, tmp_path / "run", ignore=shutil.ignore_patterns("model"))
+    assert call(monkeypatch, "generate", str(tmp_path / "run"), "x") == 2
+    told = capsys.readouterr().err.split("its last checkpoint is ")[1].strip()
+    assert call(monkeypatch, "generate", told, "x", "--max-new-tokens", "1", "--device", "cpu") == 0
+
+
+def test_figures_go_to_a_folder_that_is_not_there_yet(
+    run: Path, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = tmp_path / "new" / "figures.json"
+    assert call(monkeypatch, "eval", str(run), "--data", str(text), "--device", "cpu", "--out", str(target)) == 0
+    assert target.is_file()
+
+
+def test_a_prompt_need_not_be_utf8(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert call(monkeypatch, "generate", str(run), "\udcff", "--max-new-tokens", "1", "--device", "cpu") == 0
 
 
 @pytest.mark.parametrize(
@@ -248,13 +320,27 @@ def test_text_that_is_not_utf8_is_refused_with_its_place() -> None:
         next(lines)
 
 
-def test_only_a_spen_streams(tmp_path: Path, run: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+@pytest.fixture
+def limited(tmp_path: Path, run: Path) -> Path:
+    """A transformer that sees 8 tokens."""
     from transformers import GPT2Config, GPT2LMHeadModel
 
     _, tokenizer = load_model(run / "model")
     config = GPT2Config(vocab_size=300, n_embd=8, n_layer=1, n_head=1, n_positions=8, bos_token_id=0, eos_token_id=0)
     GPT2LMHeadModel(config).save_pretrained(tmp_path / "gpt2")
     tokenizer.save_pretrained(tmp_path / "gpt2")
-    code, _, error = stream(monkeypatch, capsys, b"a\n", str(tmp_path / "gpt2"))
+    return tmp_path / "gpt2"
+
+
+def test_a_limited_context_is_not_outgrown(
+    limited: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert call(monkeypatch, "generate", str(limited), "x", "--max-new-tokens", "7", "--device", "cpu") == 0
+    assert call(monkeypatch, "generate", str(limited), "x", "--max-new-tokens", "8", "--device", "cpu") == 2
+    assert "sees at most 8 tokens" in capsys.readouterr().err
+
+
+def test_only_a_spen_streams(limited: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    code, _, error = stream(monkeypatch, capsys, b"a\n", str(limited))
     assert code == 2
     assert "only a SPEN has a state" in error.replace("\n", " ")

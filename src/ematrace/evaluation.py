@@ -125,6 +125,9 @@ def evaluate(
     progress: Callable[[int], None] | None = None,
 ) -> Evaluation:
     """Score documents until they end or `max_tokens` are scored; `context` shortens what a limited model sees."""
+    for name, limit in (("context", context), ("max_tokens", max_tokens)):
+        if limit is not None and limit < 1:
+            raise ValueError(f"{name} is {limit}; it must be at least 1")
     encoder = DocumentEncoder(tokenizer)
     if encoder.vocab_size > model.config.vocab_size:
         raise ValueError(f"the tokenizer has {encoder.vocab_size} entries, the model {model.config.vocab_size}")
@@ -233,8 +236,14 @@ def _batched(
 
 def model_folder(path: str) -> str:
     """A run's folder stands for the model in it; anything else is a folder of a model or a name on the hub."""
+    from ematrace.train.checkpoints import list_checkpoints
+
     inside = Path(path) / "model"
-    return str(inside) if (inside / "config.json").is_file() else path
+    if (inside / "config.json").is_file():
+        return str(inside)
+    if kept := list_checkpoints(Path(path) / "checkpoints"):
+        raise ValueError(f"{path}: this run has no model yet; its last checkpoint is {kept[-1]}")
+    return path
 
 
 def as_json(result: Evaluation, **settings: Any) -> dict[str, Any]:

@@ -159,6 +159,8 @@ def evaluate_model(command: Eval, console: Console, error_console: Console) -> N
     from ematrace.text import open_source
 
     started = time.monotonic()
+    if command.out is not None:
+        writable(command.out)
     model, tokenizer, folder = load_language_model(command.model, command.device)
     split, unigram = training_text(folder, command)
     documents = open_source(command.data).part(split)
@@ -186,9 +188,14 @@ def generate_text(command: Generate) -> None:
     if command.max_new_tokens < 1 or command.temperature < 0 or not 0 < command.top_p <= 1:
         raise ValueError("--max-new-tokens must be positive, --temperature not negative, --top-p in (0, 1]")
     model, tokenizer, _ = load_language_model(command.model, command.device)
-    ids = tokenizer(command.prompt, return_tensors="pt").input_ids.to(model.device)
+    prompt = command.prompt.encode(errors="replace").decode()  # bytes of the command line that are not UTF-8
+    ids = tokenizer(prompt, return_tensors="pt").input_ids.long().to(model.device)
     if not ids.shape[1]:
         ids = torch.full((1, 1), tokenizer.eos_token_id, device=model.device)
+    limit = getattr(model.config, "max_position_embeddings", None)
+    if limit is not None and ids.shape[1] + command.max_new_tokens > limit:
+        asked = f"the prompt's {ids.shape[1]} tokens and --max-new-tokens {command.max_new_tokens}"
+        raise ValueError(f"{command.model}: sees at most {limit} tokens, but is asked for {asked}")
     torch.manual_seed(command.seed)
     drawn = {"do_sample": True, "temperature": command.temperature, "top_p": command.top_p}
     model.generate(
@@ -205,6 +212,8 @@ def stream_text(command: Stream, console: Console, error_console: Console) -> No
     from ematrace.report.language import StreamPrinter
     from ematrace.spen import SpenForCausalLM, SpenStream
 
+    if command.state is not None:
+        writable(command.state)
     model, tokenizer, _ = load_language_model(command.model, command.device)
     if not isinstance(model, SpenForCausalLM):
         raise ValueError(f"{command.model}: a {type(model).__name__}; only a SPEN has a state to stream with")
@@ -239,21 +248,21 @@ def lines_of(file: BinaryIO, name: str) -> Iterator[str]:
 
 def load_language_model(name: str, device: str) -> tuple[Any, Any, Path]:
     """Model, tokenizer and the folder it came from (which is no folder for a name on the hub)."""
-    import torch
-    from transformers.utils import logging
-
     from ematrace.evaluation import model_folder
     from ematrace.train import load_model
+    from ematrace.train.distributed import choose_device
 
-    logging.disable_progress_bar()
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
+    chosen = choose_device(device)
     folder = model_folder(name)
     model, tokenizer = load_model(folder)
-    try:
-        return model.eval().to(device), tokenizer, Path(folder)
-    except RuntimeError as error:
-        raise ValueError(f"--device {device}: {str(error).splitlines()[0]}") from None
+    return model.eval().to(chosen), tokenizer, Path(folder)
+
+
+def writable(path: Path) -> None:
+    """Said now, not after minutes of work."""
+    if path.is_dir():
+        raise IsADirectoryError(f"{path}: a folder; give a file's name")
+    path.parent.mkdir(parents=True, exist_ok=True)
 
 
 def training_text(folder: Path, command: Eval) -> tuple[str, Any]:
@@ -263,7 +272,10 @@ def training_text(folder: Path, command: Eval) -> tuple[str, Any]:
 
     trained_on = {}
     if (folder / TRAINING).is_file():
-        trained_on = json.loads((folder / TRAINING).read_text(encoding="utf-8"))
+        try:
+            trained_on = json.loads((folder / TRAINING).read_text(encoding="utf-8"))
+        except ValueError:
+            raise ValueError(f"{folder / TRAINING}: not JSON") from None
     held_out = trained_on.get("data") == command.data and trained_on.get("validation") is None
     split = command.split if command.split != "auto" else ("validation" if held_out else "all")
     counts = command.unigram or (folder / UNIGRAM)

@@ -72,7 +72,7 @@ def open_world(device: str) -> Iterator[World]:
     """Join the processes that torchrun started, or stand alone."""
     size = int(os.environ.get("WORLD_SIZE", "1"))
     rank = int(os.environ.get("RANK", "0"))
-    chosen = _device(device, int(os.environ.get("LOCAL_RANK", "0")) if size > 1 else None)
+    chosen = choose_device(device, int(os.environ.get("LOCAL_RANK", "0")) if size > 1 else None)
     if chosen.type == "cuda":
         torch.cuda.set_device(chosen)
     started = size > 1 and not dist.is_initialized()
@@ -85,13 +85,16 @@ def open_world(device: str) -> Iterator[World]:
             dist.destroy_process_group()
 
 
-def _device(name: str, local_rank: int | None) -> torch.device:
+def choose_device(name: str, local_rank: int | None = None) -> torch.device:
+    """`auto` is a GPU where there is one; of several processes each has the GPU of its local rank."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     try:
         device = torch.device(name)
     except RuntimeError:
-        raise ValueError(f"device is {name!r}; it must be auto, cpu, cuda or cuda:N") from None
+        device = None
+    if device is None or device.type not in ("cpu", "cuda"):
+        raise ValueError(f"device is {name!r}; it must be auto, cpu, cuda or cuda:N")
     if device.type == "cuda":
         if not torch.cuda.is_available():
             raise ValueError(f"device is {name!r}, and this machine has no GPU that torch can use")

@@ -83,6 +83,7 @@ def _refuse_unknown(changes: Mapping[str, Any], known: Mapping[str, Any], preset
 
 def load_model(path_or_name: str | Path) -> tuple[Any, Any]:
     """Model and tokenizer from a folder of `save_pretrained` or from the hub, safetensors only."""
+    from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     import ematrace.spen  # noqa: F401  registers SPEN with the Auto classes
@@ -94,12 +95,16 @@ def load_model(path_or_name: str | Path) -> tuple[Any, Any]:
         # Without network the hub's client would retry for half a minute, even about a folder.
         offline = Path(name).exists() or not hub_is_reachable()
         with no_bars():
-            model = AutoModelForCausalLM.from_pretrained(name, use_safetensors=True, local_files_only=offline)
+            model, told = AutoModelForCausalLM.from_pretrained(
+                name, use_safetensors=True, local_files_only=offline, output_loading_info=True
+            )
         tokenizer = AutoTokenizer.from_pretrained(name, local_files_only=offline)
-    except (OSError, ValueError, ImportError) as error:
+    except (OSError, ValueError, ImportError, RuntimeError, SafetensorError) as error:
         first = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
         where = "not a folder here, and not loaded from the hub" if not Path(name).exists() else "not loaded"
         raise OSError(f"{name}: {where}: {first.strip()}") from error
+    if told["missing_keys"]:  # transformers draws them at random and goes on
+        raise ValueError(f"{name}: the weights have no tensor '{min(told['missing_keys'])}'")
     return model, tokenizer
 
 
