@@ -7,7 +7,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib import metadata
 from pathlib import Path
@@ -46,9 +46,9 @@ class Update:
     cross_entropy: float
     grad_norm: float
     lr: float
-    seconds: float
     stop: int
     """Number of the signal that some process was sent, or 0."""
+    seconds: float = math.nan
 
 
 @dataclass
@@ -115,13 +115,12 @@ class Run:
             cross_entropy=math.fsum(entropies) / len(entropies),
             grad_norm=everyone[0][-2],
             lr=lr,
-            seconds=time.perf_counter() - start,
             stop=int(max(part[-1] for part in everyone)),
         )
         self._refuse_non_finite(result, n)
         self.optimiser.step()
         self.step = n
-        return result
+        return replace(result, seconds=time.perf_counter() - start)
 
     def _clip(self) -> Tensor:
         norm: Tensor = nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip)
