@@ -44,9 +44,27 @@ def train(config: TrainConfig, *, display: Display | None = None) -> TrainSummar
     with open_world(config.device) as world:
         shown: Display = display if display is not None and world.first else Silent()
         try:
-            return _train(config, recipe, world, shown)
+            with _sole_writer(config.out, world):
+                return _train(config, recipe, world, shown)
         finally:
             shown.close()
+
+
+@contextmanager
+def _sole_writer(out: Path, world: World) -> Iterator[None]:
+    """Two runs in one folder would mix their checkpoints. The lock ends with the process, however that ends."""
+    if not world.first:
+        yield
+        return
+    from filelock import FileLock, Timeout
+
+    out.mkdir(parents=True, exist_ok=True)
+    try:
+        held = FileLock(out / ".lock").acquire(timeout=0)
+    except Timeout:
+        raise ValueError(f"{out}: another process is training in this folder") from None
+    with held:
+        yield
 
 
 def _train(config: TrainConfig, recipe: Recipe, world: World, display: Display) -> TrainSummary:
@@ -60,7 +78,8 @@ def _train(config: TrainConfig, recipe: Recipe, world: World, display: Display) 
         run = _set_up(config, recipe, record, world, data, start)
         peak = world.tell(metrics.measure_matmul_flops(world.device, precision) if world.first else None)
         if world.first:
-            checkpoints.remove_parts(run.checkpoint_folder)
+            for folder in (config.out, run.checkpoint_folder):
+                checkpoints.remove_parts(folder)
             if config.resume not in ("auto", "never"):
                 checkpoints.prune(run.checkpoint_folder, step=run.step)
             write_atomically(config.out / "config.json", json.dumps(record, indent=1).encode())
