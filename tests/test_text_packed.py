@@ -240,7 +240,7 @@ def test_a_sequence_longer_than_the_corpus_is_refused_with_both_numbers(bpe: Any
     packed = pack(Listed(["some text"]), bpe, tmp_path)
     n = packed.n_tokens
     assert packed.n_windows(n - 1) == 1
-    with pytest.raises(ValueError, match=rf"a sequence of {n} tokens .* a corpus of {n}$"):
+    with pytest.raises(ValueError, match=rf"a sequence of {n} tokens .* a corpus of {n} "):
         packed.n_windows(n)
     with pytest.raises(IndexError, match="window 1 of 1"):
         packed.window(1, n - 1)

@@ -15,7 +15,8 @@ def in_split(id: str, split: str, validation_share: float) -> bool:
     """A document's split depends on its id alone, not on its place in the corpus."""
     if split == "all":
         return True
-    fraction = int.from_bytes(hashlib.sha256(id.encode()).digest()[:8]) / 2**64
+    name = id.encode(errors="surrogateescape")  # a file's name need not be UTF-8
+    fraction = int.from_bytes(hashlib.sha256(name).digest()[:8]) / 2**64
     return (fraction < validation_share) == (split == "validation")
 
 

@@ -92,7 +92,8 @@ class PackedTokens:
             raise ValueError(f"sequence length is {length}, must be positive")
         if length + 1 > self.n_tokens:
             raise ValueError(
-                f"{self.folder}: a sequence of {length} tokens and its target do not fit in a corpus of {self.n_tokens}"
+                f"{self.index['source']}: a sequence of {length} tokens and its target do not fit in a corpus of "
+                f"{self.n_tokens} ({self.index['split']} split)"
             )
         return (self.n_tokens - 1) // length
 

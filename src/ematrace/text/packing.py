@@ -79,7 +79,7 @@ def pack(
                 documents = (d for d in source if in_split(d.id, split, validation_share))
                 about = {"schema": SCHEMA, "key": key, "source": source.spec, "split": split, "validation_share": share}
                 index = about | _write_data(data, documents, encoder, shard_tokens, progress)
-                _check_not_empty(index, validation_share)
+                _check_not_empty(index, source, validation_share)
                 write_atomically(folder / INDEX, (json.dumps(index, indent=1) + "\n").encode())
                 _remove_other_data(folder, data)
     except BaseException as error:
@@ -116,13 +116,15 @@ def _remove_other_data(folder: Path, data: Path) -> None:
             shutil.rmtree(child, ignore_errors=True)
 
 
-def _check_not_empty(index: dict[str, Any], validation_share: float) -> None:
+def _check_not_empty(index: dict[str, Any], source: Source, validation_share: float) -> None:
     if index["n_documents"]:
         return
-    split, source = index["split"], index["source"]
-    if split == "all":
-        raise ValueError(f"{source}: empty corpus, no document has any text")
-    raise ValueError(f"{source}: no document falls into the {split} split (validation share {validation_share})")
+    if next(iter(source), None) is None:
+        raise ValueError(f"{source.spec}: empty corpus, no document has any text")
+    raise ValueError(
+        f"{source.spec}: no document falls into the {index['split']} split (validation share {validation_share}); "
+        "with so few documents, give validation text of its own (--validation)"
+    )
 
 
 def _write_data(
@@ -142,7 +144,7 @@ def _write_data(
             ends = shards.n_tokens + np.cumsum([len(ids) for ids in encoded])
             shards.write(np.concatenate(encoded))
             offsets.write(ends.astype("<i8").tobytes())
-            rows = [json.dumps({"id": d.id, "domain": d.domain}, ensure_ascii=False) for d in batch]
+            rows = [json.dumps({"id": d.id, "domain": d.domain}) for d in batch]
             about.write("".join(row + "\n" for row in rows).encode())
             n_documents += len(batch)
             if progress is not None:
