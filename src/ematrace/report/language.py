@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rich import box
+from rich.bar import Bar
 from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
@@ -18,6 +19,7 @@ from ematrace.evaluation import Evaluation, Score
 if TYPE_CHECKING:
     from ematrace.spen import SpenStream, Surprise
 
+LONGEST_CHARACTER = 4  # bytes in UTF-8, and so tokens
 BAR = 16  # characters of the longest bar
 CALM, STARTLED = 1.0, 12.0  # nats between which a token's colour goes from green to red
 
@@ -27,7 +29,7 @@ def evaluation_tables(result: Evaluation, name: str) -> Group:
     overall = _table("model")
     for label, score in {name: result.total, **result.baselines}.items():
         overall.add_row(label, *_cells(score))
-    summary = f"{result.total.documents:,} documents, {result.bits_per_byte:.3f} bits per byte"
+    summary = f"{result.total.documents:,} documents, {result.bits_per_byte:.3f} bits per byte; ± is 95% over documents"
     parts: list[Table | Text] = [overall, Text(summary, style="dim")]
     if len(result.domains) > 1:
         domains = _table("domain")
@@ -41,26 +43,26 @@ def evaluation_tables(result: Evaluation, name: str) -> Group:
 def _table(first: str) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column(first, overflow="fold", min_width=14)
-    for heading in ("tokens", "perplexity", "nats a token (95%)"):
+    for heading in ("tokens", "perplexity", "nats a token"):
         table.add_column(heading, justify="right", no_wrap=True)
     return table
 
 
 def _cells(score: Score) -> tuple[str, str, str]:
     low, high = score.interval
-    spread = "" if math.isnan(low) else f" ({low:.3f} to {high:.3f})"
+    spread = "" if math.isnan(low) else f" ± {(high - low) / 2:.3f}"
     return f"{score.tokens:,}", f"{score.perplexity:,.1f}", f"{score.cross_entropy:.3f}{spread}"
 
 
 def _positions(positions: Mapping[int, Score]) -> Table:
     table = _table("position")
-    table.add_column("", no_wrap=True)
+    table.columns[0].no_wrap = True  # on a narrow terminal the bars give way, not what they stand for
+    table.add_column("", max_width=BAR)
     highest = max(score.cross_entropy for score in positions.values())
     for start, score in sorted(positions.items()):
         end = max(2 * start - 1, 0)
         label = f"{start:,}" if end <= start else f"{start:,} to {end:,}"
-        bar = "█" * max(1, round(BAR * score.cross_entropy / highest))
-        table.add_row(label, *_cells(score), Text(bar, style="cyan"))
+        table.add_row(label, *_cells(score), Bar(highest, 0, score.cross_entropy, color="cyan"))
     return table
 
 
@@ -78,6 +80,7 @@ class StreamPrinter:
 
     def __init__(self, console: Console, layout: str, tokenizer: Any) -> None:
         self.console, self.layout, self.tokenizer = console, layout, tokenizer
+        self._unfinished: list[tuple[int, float]] = []  # tokens, with their nats, that make up part of a character
         self.tokens, self.nats, self.uncertainty = 0, 0.0, 0.0
         if layout == "tsv":
             print("token\tnats\tuncertainty", flush=True)
@@ -91,13 +94,23 @@ class StreamPrinter:
                 self.uncertainty += doubt or 0.0
             text = self.tokenizer.decode([token])
             if self.layout == "text":
-                self.console.print(coloured_token(text, nats), end="", soft_wrap=True)
+                self._print(token, nats)
             elif self.layout == "json":
                 print(json.dumps({"token": text, "nats": None if math.isnan(nats) else nats, "uncertainty": doubt}))
             else:
                 quoted = json.dumps(text, ensure_ascii=False)
                 print(f"{quoted}\t{nats:.4f}\t{'' if doubt is None else f'{doubt:.6f}'}")
         sys.stdout.flush()
+
+    def _print(self, token: int, nats: float) -> None:
+        """A character whose bytes are several tokens appears with the last of them, coloured by their sum."""
+        self._unfinished.append((token, nats))
+        text = self.tokenizer.decode([token for token, _ in self._unfinished])
+        if text.endswith("\ufffd") and len(self._unfinished) < LONGEST_CHARACTER:
+            return
+        whole = math.fsum(nats for _, nats in self._unfinished)
+        self._unfinished.clear()
+        self.console.print(coloured_token(text, whole), end="", soft_wrap=True)
 
     def close(self, stream: SpenStream, errors: Console) -> None:
         """The sum of it, where it does not get into the way of what reads the tokens."""
