@@ -105,6 +105,8 @@ def test_recipe_follows_the_configuration() -> None:
         ({"tokens": 63}, r"tokens is 63; one step alone takes 4 x 16 = 64"),
         ({"lr": -1.0}, "lr is -1.0"),
         ({"lr": math.nan}, "lr is nan"),
+        ({"lr": 0.0}, r"lr is 0\.0; it must be positive"),
+        ({"warmup": -1}, "warmup is -1; it must be at least 0"),
         ({"final_lr": 1.0}, "final_lr is 1.0; it must not exceed lr"),
         ({"precision": "float16"}, "precision is 'float16'"),
         ({"parallel": "pipeline"}, "parallel is 'pipeline'"),

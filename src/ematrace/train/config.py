@@ -140,7 +140,7 @@ def resolve_recipe(config: TrainConfig) -> Recipe:
     for name, value in values.items():
         least = 0 if name in ("final_lr", "warmup") else 1 if isinstance(value, int) else 1e-300
         if not value >= least:  # also catches NaN
-            raise ValueError(f"{name} is {value}; it must be {'at least 1' if least == 1 else 'positive'}")
+            raise ValueError(f"{name} is {value}; it must be {'positive' if least == 1e-300 else f'at least {least}'}")
     if config.micro_batch is None:
         # The same number of tokens in a forward pass, whatever the length.
         most = max(1, defaults.micro_batch * defaults.length // values["length"])
