@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import time
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ class Meanwhile:
 
     def __init__(self, happen: Any):
         self.happen = happen
+        self.events: list[str] = []
 
     def on_start(self, total_steps: int) -> None:
         pass
@@ -34,7 +36,7 @@ class Meanwhile:
             self.happen()
 
     def on_event(self, text: str) -> None:
-        pass
+        self.events.append(text)
 
     def close(self) -> None:
         pass
@@ -50,6 +52,12 @@ def test_a_folder_that_another_process_trains_in_is_refused(config: TrainConfig,
 
     train(config, display=Meanwhile(also_train))
     assert [step for (step,) in curve(config.out, "step")] == [1, 2, 3]
+
+
+def test_a_run_that_is_stopped_says_how_to_go_on(config: TrainConfig) -> None:
+    display = Meanwhile(lambda: signal.raise_signal(signal.SIGTERM))
+    train(config, display=display)
+    assert display.events[-1] == "stopped at step 2 of 3; continue with --resume auto"
 
 
 def test_what_a_killed_process_left_half_written_is_removed(config: TrainConfig) -> None:

@@ -133,7 +133,7 @@ def adapting_stream() -> type[Stream]:
 def run(command: object, console: Console, error_console: Console) -> None:
     match command:
         case TrainConfig():
-            train_model(command, console, error_console)
+            train_model(command, console)
         case Eval():
             evaluate_model(command, console, error_console)
         case Generate():
@@ -142,14 +142,11 @@ def run(command: object, console: Console, error_console: Console) -> None:
             stream_text(command, console, error_console)
 
 
-def train_model(command: TrainConfig, console: Console, error_console: Console) -> None:
+def train_model(command: TrainConfig, console: Console) -> None:
     from ematrace.report.training import TrainingBar
     from ematrace.train import train
 
-    summary = train(command, display=TrainingBar(console))
-    if summary.stopped is not None:
-        error_console.print(f"stopped at step {summary.step} of {summary.steps}; continue with --resume auto")
-    raise SystemExit(summary.exit_code)
+    raise SystemExit(train(command, display=TrainingBar(console)).exit_code)
 
 
 def evaluate_model(command: Eval, console: Console, error_console: Console) -> None:

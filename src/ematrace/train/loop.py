@@ -270,7 +270,9 @@ def _finish(
         data_fingerprints=run.fingerprints,
         provenance=summary.provenance(run.seconds),
     )
-    if run.world.first and stopped is None:
+    if stopped is not None:
+        display.on_event(f"stopped at step {result.step} of {result.steps}; continue with --resume auto")
+    elif run.world.first:
         result.write(run.config.out / "summary.json")
         display.on_event(f"model: {result.model}")
     return result
