@@ -40,11 +40,12 @@ def measure(bench: Workbench) -> Figures:
         value = getattr(summary, name)
         figures[f"trained.{name}"] = (float("nan") if value is None else value, None)
     ids = torch.from_numpy(pack(DATA, tokenizer, split="validation").tokens(0, POSITIONS)).unsqueeze(0)
-    for name, variant in variants(model).items():
+    compared = variants(model)
+    for done, (name, variant) in enumerate(compared.items(), start=1):
         told = parity(variant, ids)
         measured = asdict(told) | {"perplexity_ratio": told.perplexity_ratio}
         figures |= {f"parity.{name}.{figure}": (value, None) for figure, value in measured.items()}
-        bench.progress(0.7 + 0.3 * (list(variants(model)).index(name) + 1) / 3)
+        bench.progress(0.7 + 0.3 * done / len(compared))
     return figures
 
 
