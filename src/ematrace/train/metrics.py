@@ -103,9 +103,8 @@ def measure_matmul_flops(device: torch.device, precision: Precision) -> float:
     """
     n, repetitions = (8192, 20) if device.type == "cuda" else (512, 3)
     dtype = torch.bfloat16 if precision == "bfloat16" else torch.float32
-    draw = torch.Generator(device).manual_seed(
-        0
-    )  # constants would run cooler, and so faster; the run's RNG is not touched
+    # Constants would run cooler, and so faster; a generator of its own leaves the run's alone.
+    draw = torch.Generator(device).manual_seed(0)
     a, b = (torch.randn(n, n, device=device, generator=draw).to(dtype) for _ in range(2))
     best = float("inf")
     with torch.no_grad():
