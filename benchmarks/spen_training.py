@@ -134,6 +134,8 @@ def main() -> None:
     settings: dict[str, Any] = {}
     for preset in arguments.presets:
         summary = train_one(preset, arguments)
+        if summary.stopped is not None:  # its figures would be of another run than the one that was asked for
+            raise SystemExit(130)
         settings[preset] = {**summary.settings, "out": None}
         measured = training_figures(summary) | held_out_figures(summary, sources, device)
         figures |= {f"{preset}.{name}": value for name, value in measured.items()}
