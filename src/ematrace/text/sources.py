@@ -101,7 +101,7 @@ class FileSource(Source):
         return {"spec": self.spec, "files": files}
 
 
-def open_source(spec: str | Source, builtin_bytes: int = BUILTIN_BYTES) -> Source:
+def open_source(spec: str | Source, builtin_bytes: int | None = None) -> Source:
     """`builtin`, a path, folder or glob, or `hf:NAME[/CONFIG][@SPLIT]`.
 
     `hf:json:GLOB`, `hf:parquet:GLOB` (also csv, text, arrow) stream local files with `datasets`.
@@ -111,7 +111,7 @@ def open_source(spec: str | Source, builtin_bytes: int = BUILTIN_BYTES) -> Sourc
     if not spec:
         raise ValueError("source: empty; give builtin, a path, a glob or hf:NAME")
     if spec == "builtin":
-        return BuiltinSource(builtin_bytes)
+        return BuiltinSource(BUILTIN_BYTES if builtin_bytes is None else builtin_bytes)
     if spec.startswith("hf:"):
         return HubSource(spec)
     return FileSource(spec)
