@@ -97,6 +97,24 @@ def test_eval_keeps_to_the_held_out_part_of_the_training_text(
     assert "uniform" in out
 
 
+def test_the_training_text_is_known_by_any_of_its_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    corpus = tmp_path / "corpus"
+    corpus.mkdir()
+    lines = [json.dumps({"text": f"document {i} " * 40, "id": f"d{i}"}) for i in range(300)]
+    (corpus / "texts.jsonl").write_text("\n".join(lines))
+    monkeypatch.setenv("EMATRACE_CACHE", str(tmp_path / "cache"))
+    settings = ("--tokenizer", "bpe", "--vocab-size", "300", "--tokens", "256", "--sequences", "2", "--length", "32")
+    small = ("--overrides", "d_model=8", "d_ff=16", "k=4")
+    train = ("train", "--preset", "spen-tiny", "--data", str(corpus), "--out", str(tmp_path / "run"))
+    assert call(monkeypatch, *train, *settings, "--device", "cpu", *small) == 0
+    capsys.readouterr()
+    for data in (str(corpus / "*.jsonl"), str(corpus) + "/"):
+        assert call(monkeypatch, "eval", str(tmp_path / "run"), "--data", data, "--device", "cpu", "--json") == 0
+        assert json.loads(capsys.readouterr().out)["split"] == "validation"
+
+
 def test_eval_writes_a_file(run: Path, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     target = tmp_path / "figures.json"
     assert call(monkeypatch, "eval", str(run), "--data", str(text), "--device", "cpu", "--out", str(target)) == 0

@@ -265,6 +265,7 @@ def writable(path: Path) -> None:
 def training_text(folder: Path, command: Eval) -> tuple[str, Any]:
     """Which part of the text to score, and the unigram model of what the language model was trained on."""
     from ematrace.baselines.language import Unigram
+    from ematrace.text import open_source
     from ematrace.train.run import TRAINING, UNIGRAM
 
     trained_on = {}
@@ -273,7 +274,7 @@ def training_text(folder: Path, command: Eval) -> tuple[str, Any]:
             trained_on = json.loads((folder / TRAINING).read_text(encoding="utf-8"))
         except ValueError:
             raise ValueError(f"{folder / TRAINING}: not JSON") from None
-    held_out = trained_on.get("data") == command.data and trained_on.get("validation") is None
+    held_out = trained_on.get("held_out") and trained_on["text"] == open_source(command.data).text_fingerprint()
     split = command.split if command.split != "auto" else ("validation" if held_out else "all")
     counts = command.unigram or (folder / UNIGRAM)
     if command.unigram is None and not counts.is_file():

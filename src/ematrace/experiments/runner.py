@@ -256,7 +256,7 @@ def _claims_of(experiment: str) -> tuple[str, ...]:
 
 def _settings(experiment: str, sizes: Sizes, drawn: bool) -> dict[str, Any]:
     if not drawn and (own := EXPERIMENTS[experiment].settings) is not None:
-        return dict(own)
+        return {**own, "tokens": sizes.spen_tokens, "positions": sizes.spen_positions}
     spcn = {k: list(v) if isinstance(v, tuple) else v for k, v in SPCN().get_params().items()}
     for irrelevant in ("vocabulary", "random_state", "n_jobs", "representation"):
         del spcn[irrelevant]
@@ -264,4 +264,5 @@ def _settings(experiment: str, sizes: Sizes, drawn: bool) -> dict[str, Any]:
         spcn["k"] = list(robustness.KS)
     bench = Workbench(0)
     grammar = "drawn, see conditions" if drawn else bench.A.settings
-    return {"sentences": dataclasses.asdict(sizes), "spcn": spcn, "ridge_lambda": 0.01, "grammar": grammar}
+    sentences = {name: getattr(sizes, name) for name in ("train", "within", "transfer", "bigru_epochs")}
+    return {"sentences": sentences, "spcn": spcn, "ridge_lambda": 0.01, "grammar": grammar}

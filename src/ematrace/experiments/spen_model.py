@@ -20,13 +20,11 @@ from ematrace.spen import SpenConfig, SpenForCausalLM
 from ematrace.spen.parity import parity
 from ematrace.text import pack
 from ematrace.traces import ema_traces
-from ematrace.train import TrainConfig, TrainSummary, defaults_for, load_model, train
+from ematrace.train import TrainConfig, TrainSummary, load_model, train
 from ematrace.train.metrics import Silent
 
 PRESET = "spen-tiny"
 DATA = "builtin"
-TOKENS = defaults_for(PRESET).tokens
-POSITIONS = 4096
 SLOW = SpenConfig().alphas[-1]
 
 
@@ -39,7 +37,7 @@ def measure(bench: Workbench) -> Figures:
     for name in ("validation_cross_entropy", "unigram_cross_entropy", "uniform_cross_entropy"):
         value = getattr(summary, name)
         figures[f"trained.{name}"] = (float("nan") if value is None else value, None)
-    ids = torch.from_numpy(pack(DATA, tokenizer, split="validation").tokens(0, POSITIONS)).unsqueeze(0)
+    ids = torch.from_numpy(pack(DATA, tokenizer, split="validation").tokens(0, bench.sizes.spen_positions)).unsqueeze(0)
     compared = variants(model)
     for done, (name, variant) in enumerate(compared.items(), start=1):
         told = parity(variant, ids)
@@ -70,7 +68,9 @@ def variants(model: SpenForCausalLM) -> Mapping[str, SpenForCausalLM]:
 
 
 def train_small(bench: Workbench, folder: Path) -> TrainSummary:
-    config = TrainConfig(preset=PRESET, data=DATA, out=folder, tokens=TOKENS, seed=bench.seed, device="cpu")
+    config = TrainConfig(
+        preset=PRESET, data=DATA, out=folder, tokens=bench.sizes.spen_tokens, seed=bench.seed, device="cpu"
+    )
     summary = train(config, display=_Progress(bench))
     if summary.stopped is not None:
         raise KeyboardInterrupt
@@ -96,5 +96,5 @@ EXPERIMENT = Experiment(
     measure,
     group="spen",
     on_grammars=False,
-    settings={"preset": PRESET, "data": DATA, "tokens": TOKENS, "positions": POSITIONS},
+    settings={"preset": PRESET, "data": DATA},
 )

@@ -29,12 +29,15 @@ FULL = "l0+traces"  # the paper's 3072-d representation
 
 @dataclass(frozen=True)
 class Sizes:
-    """Sentences to learn from, to test on within grammar A, and on transfer to grammar B; epochs of the BiGRU."""
+    """Sentences to learn from, to test on within grammar A, and on transfer to grammar B; epochs of the BiGRU; tokens
+    that a small SPEN is trained on and positions that it is then compared at."""
 
     train: int = 5000
     within: int = 3000
     transfer: int = 3000
     bigru_epochs: int = 150
+    spen_tokens: int = 1_000_000
+    spen_positions: int = 4096
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -58,6 +59,11 @@ class Source(ABC):
     @abstractmethod
     def identity(self) -> dict[str, Any]:
         """What decides the text, JSON-serialisable: equal identity, equal documents."""
+
+    def text_fingerprint(self) -> str:
+        """Equal for equal files, however they were named: a glob, a folder, a relative path."""
+        identity = self.identity()
+        return hashlib.sha256(json.dumps(identity.get("files") or identity, sort_keys=True).encode()).hexdigest()
 
     def cursor(self) -> DocumentCursor:
         return CountingCursor(self)

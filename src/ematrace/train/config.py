@@ -29,9 +29,9 @@ class TrainConfig:
     validation: str | None = None
     """Validation text; None splits documents off the training text, by a hash of their names."""
     tokenizer: str | None = None
-    """`gpt2`, a folder or a file; None trains a byte-level BPE for `builtin` and takes gpt2 for everything else."""
+    """`gpt2`, a folder or a file, or `bpe`: trained on the training text; None is bpe for `builtin`, else gpt2."""
     vocab_size: int = 4096
-    """Entries of a BPE that is trained on the spot."""
+    """Entries of a BPE that is trained on the training text."""
     overrides: tuple[str, ...] = ()
     """Fields of the model's configuration, as field=value: `k=64 ffn=dense`."""
     tokens: int | None = None
@@ -120,8 +120,9 @@ PRESETS = tuple(f"{family}-{size}" for family in FAMILIES for size in RECIPES)
 # A checkpoint continues one run: whatever decides its loss curve must be what it was. `tokens` belongs here because
 # the cosine ends with it. Where the run computes, and what it writes down, may change.
 FIXED_FIELDS = (
-    *("preset", "overrides", "data", "validation", "tokenizer", "vocab_size", "tokens", "sequences", "length", "lr"),
-    *("final_lr", "warmup", "betas", "weight_decay", "clip", "seed", "precision", "reset_at_documents"),
+    *("preset", "overrides", "data", "validation", "tokenizer", "vocab_size", "tokens", "sequences", "length"),
+    *("micro_batch", "lr", "final_lr", "warmup", "betas", "weight_decay", "clip", "seed", "precision"),
+    "reset_at_documents",
 )
 
 

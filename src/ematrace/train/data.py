@@ -103,8 +103,9 @@ def _prepare(config: TrainConfig, recipe: Recipe, begun: bool, tell: Callable[[s
 
 
 def _new_tokenizer(config: TrainConfig, tell: Callable[[str], None]) -> Any:
-    if config.tokenizer is not None or config.data != "builtin":
-        return load_tokenizer(config.tokenizer or "gpt2")
+    chosen = config.tokenizer or ("bpe" if config.data == "builtin" else "gpt2")
+    if chosen != "bpe":
+        return load_tokenizer(chosen)
     tell(f"training a tokenizer of {config.vocab_size} entries")
     split = "train" if config.validation is None else "all"
     return train_bpe(open_source(config.data).part(split), config.vocab_size)

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from ematrace.baselines.language import Unigram
+from ematrace.text import open_source
 from ematrace.train import checkpoints, state
 from ematrace.train.batches import Batches, Ids, MicroBatch, Windows, assemble
 from ematrace.train.config import Recipe, TrainConfig
@@ -220,7 +221,8 @@ class Run:
 
             def fill(part: Path) -> None:
                 state.write_model(self.model, weights, self.tokenizer, part)
-                trained_on = {"data": self.config.data, "validation": self.config.validation}
+                text = open_source(self.config.data).text_fingerprint()
+                trained_on = {"text": text, "held_out": self.config.validation is None}
                 (part / TRAINING).write_text(json.dumps(trained_on | {"settings": dict(self.record)}, indent=1))
                 if train is not None:
                     Unigram(train.counts()).save(part / UNIGRAM)
