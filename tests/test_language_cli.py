@@ -193,6 +193,28 @@ def test_a_stream_goes_on_from_its_state_file(
     assert first + second[1:] == [*whole[: len(first)], *whole[len(first) + 1 :]]
 
 
+def test_ctrl_c_keeps_the_lines_that_were_read(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Feed(io.BytesIO):
+        """Two lines, then the user has seen enough."""
+
+        def __next__(self) -> bytes:
+            line = self.readline()
+            if not line:
+                raise KeyboardInterrupt
+            return line
+
+    interrupted, ended = tmp_path / "interrupted.safetensors", tmp_path / "ended.safetensors"
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(Feed(b"import os\nimport sys\n")))
+    assert call(monkeypatch, "stream", str(run), "--state", str(interrupted), "--device", "cpu") == 130
+    capsys.readouterr()
+    assert stream(monkeypatch, capsys, b"import os\nimport sys\n", str(run), "--state", str(ended))[0] == 0
+    ours, expected = load_file(interrupted), load_file(ended)
+    assert ours.keys() == expected.keys()
+    assert all(torch.equal(ours[name], expected[name]) for name in expected)
+
+
 def test_a_state_of_another_setting_is_refused(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -199,6 +199,19 @@ def test_a_saved_stream_continues_exactly(tmp_path: Any, predictor: str, reads: 
     assert torch.equal(streamed_logits(loaded, ids[:, 12:]), expected)
 
 
+@pytest.mark.parametrize("pghu", [None, PGHU(eta=0.05)])
+def test_a_snapshot_is_untouched_by_reading_on(pghu: PGHU | None) -> None:
+    model, ids = make_model(), tokens(1, 20)
+    stream = SpenStream(model, pghu)
+    stream.feed(ids[:, :8])
+    kept = stream.snapshot()
+    expected = stream.feed(ids[:, 8:])
+    stream.restore(kept)
+    assert torch.equal(stream.feed(ids[:, 8:]), expected)
+    stream.restore(kept)  # a snapshot can be used more than once
+    assert torch.equal(stream.feed(ids[:, 8:]), expected)
+
+
 def test_a_fresh_stream_can_be_saved(tmp_path: Any) -> None:
     model, ids = make_model(), tokens(1, 5)
     loaded = SpenStream(model).load(SpenStream(model).save(tmp_path / "fresh.safetensors"))

@@ -221,12 +221,20 @@ def stream_text(command: Stream, console: Console, error_console: Console) -> No
     layout = ("text" if sys.stdout.isatty() else "tsv") if command.format == "auto" else command.format
     printer = StreamPrinter(console, layout, tokenizer)
     predicted = None if resumed else stream.feed([tokenizer.eos_token_id])[:, -1]
-    for line in lines_of(sys.stdin.buffer, "standard input"):
-        ids = tokenizer(line, split_special_tokens=True).input_ids
-        if ids:
-            told = stream.surprise(ids, predicted)
-            predicted = told.predicted
-            printer.show(ids, told)
+    finished = stream.snapshot()
+    try:
+        for line in lines_of(sys.stdin.buffer, "standard input"):
+            ids = tokenizer(line, split_special_tokens=True).input_ids
+            if ids:
+                told = stream.surprise(ids, predicted)
+                predicted = told.predicted
+                printer.show(ids, told)
+                finished = stream.snapshot()
+    except KeyboardInterrupt:  # the way to end a live feed: keep all lines that were read to their end
+        if command.state is not None:
+            stream.restore(finished)
+            stream.save(command.state)
+        raise
     printer.close(stream, error_console)
     if command.state is not None:
         stream.save(command.state)

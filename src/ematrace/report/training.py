@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,6 +16,8 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 from rich.text import Text
+
+LOG_SECONDS = 30.0
 
 
 class TrainingBar:
@@ -30,6 +33,7 @@ class TrainingBar:
             console=console,
         )
         self._task: TaskID | None = None
+        self._told = time.monotonic()
         self._validation = ""
 
     def on_start(self, total_steps: int) -> None:
@@ -41,7 +45,11 @@ class TrainingBar:
             return
         if "validation_cross_entropy" in metrics:
             self._validation = f" held-out {metrics['validation_cross_entropy']:.3f}"
-        self._bar.update(self._task, completed=metrics["step"], figures=figures(metrics) + self._validation)
+        shown = figures(metrics) + self._validation
+        self._bar.update(self._task, completed=metrics["step"], figures=shown)
+        if not self.console.is_terminal and time.monotonic() - self._told > LOG_SECONDS:  # a bar cannot move in a log
+            self._told = time.monotonic()
+            self.on_event(f"step {metrics['step']}: {shown}")
 
     def on_event(self, text: str) -> None:
         self.console.print(Text(text), soft_wrap=True)

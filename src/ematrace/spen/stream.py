@@ -59,6 +59,14 @@ class SpenStream:
         self.cache = SpenCache.empty(self.model.config.n_layers)
         self.fast_weights: list[FastWeights] = []
 
+    def snapshot(self) -> tuple[SpenCache, list[FastWeights]]:
+        """The state as it is now. Reading on makes new tensors and leaves these alone, so nothing is copied."""
+        return SpenCache(list(self.cache.blocks), self.cache.seen_tokens), list(self.fast_weights)
+
+    def restore(self, snapshot: tuple[SpenCache, list[FastWeights]]) -> None:
+        cache, fast_weights = snapshot
+        self.cache, self.fast_weights = SpenCache(list(cache.blocks), cache.seen_tokens), list(fast_weights)
+
     @torch.no_grad()
     def step(self, ids: Tensor | list[int] | int) -> Tensor:
         """One token for each of B streams, ids [B] (or a number); returns the logits of the next, [B, vocabulary]."""
