@@ -200,7 +200,15 @@ def test_a_folder_with_a_run_is_not_overwritten(whole: TrainConfig, tmp_path: Pa
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("seed", 1), ("preset", "spen-tiny"), ("tokens", 30 * 64), ("sequences", 8), ("length", 8), ("lr", 1e-3)],
+    [
+        ("seed", 1),
+        ("preset", "spen-tiny"),
+        ("tokens", 30 * 64),
+        ("sequences", 8),
+        ("length", 8),
+        ("lr", 1e-3),
+        ("micro_batch", 4),
+    ],
 )
 def test_contradicting_settings_are_refused_by_name(
     whole: TrainConfig, tmp_path: Path, field: str, value: object
@@ -223,7 +231,7 @@ def test_other_text_under_the_same_name_is_refused(text: Path, whole: TrainConfi
 
 
 def test_what_is_only_written_down_may_change(whole: TrainConfig, tmp_path: Path) -> None:
-    config = copy_of(whole, tmp_path / "run", checkpoint_every=7, keep=5, log_every=2, micro_batch=4)
+    config = copy_of(whole, tmp_path / "run", checkpoint_every=7, keep=5, log_every=2)
     assert train(config).step == 20
 
 

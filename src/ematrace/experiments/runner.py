@@ -166,9 +166,14 @@ def run(
             pool.shutdown()
         except BaseException:
             # Ctrl-C or a failed task: stop the others now instead of waiting minutes for them.
-            for process in list((pool._processes or {}).values()):
+            workers = list((pool._processes or {}).values())
+            for process in workers:
                 process.terminate()
             pool.shutdown(wait=False, cancel_futures=True)
+            for process in workers:
+                process.join(5)
+                if process.is_alive():
+                    process.kill()
             raise
     return paths
 
