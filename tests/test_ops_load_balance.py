@@ -7,7 +7,10 @@ import pytest
 import torch
 from scipy.special import softmax
 
-from ematrace.ops import load_balance_loss
+from ematrace.ops import gelu_topk, gelu_topk_balanced, load_balance_loss
+from ematrace.ops.topk import TopkGrad
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def test_it_is_its_formula() -> None:
@@ -70,3 +73,34 @@ def test_it_compiles_whole() -> None:
     torch.testing.assert_close(compiled(u), loss(u))
     ours, expected = (torch.autograd.grad(f(u), u)[0] for f in (compiled, loss))
     torch.testing.assert_close(ours, expected)
+
+
+@pytest.mark.parametrize("grad", ["ste", "masked"])
+@pytest.mark.parametrize("masked", [False, True])
+def test_balanced_top_k_is_top_k_and_its_loss(grad: TopkGrad, masked: bool) -> None:
+    generator = torch.Generator().manual_seed(0)
+    u = torch.randn(2, 5, 16, generator=generator, dtype=torch.float64, requires_grad=True)
+    mask = torch.rand(2, 5, generator=generator) < 0.6 if masked else None
+    weights = torch.randn(2, 5, 16, generator=generator, dtype=torch.float64)
+    z, loss = gelu_topk_balanced(u, 4, grad, mask)
+    apart = gelu_topk(u, 4, grad)
+    apart_loss = load_balance_loss(u, apart, mask)
+    assert torch.equal(z, apart)
+    torch.testing.assert_close(loss, apart_loss, rtol=1e-12, atol=0)
+    gradients = [torch.autograd.grad((a * weights).sum() + 3 * b, u)[0] for a, b in ((z, loss), (apart, apart_loss))]
+    torch.testing.assert_close(*gradients, rtol=1e-11, atol=1e-13)
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy, behind the interpreter, on infinities
+def test_kernel_of_the_balanced_gradient() -> None:
+    backward = pytest.importorskip("ematrace.ops.topk_triton").gelu_topk_backward
+    generator = torch.Generator().manual_seed(0)
+    u, grad = (torch.randn(6, 300, generator=generator) for _ in range(2))
+    f = torch.rand(300, generator=generator) / 300
+    factor = torch.rand(6, 1, generator=generator)
+    p = u.double().softmax(-1)
+    share = (p * f).sum(-1, keepdim=True)
+    expected = torch.ops.aten.gelu_backward(grad.double(), u.double()) + factor * p * (f - share)
+    balance = (factor, u.logsumexp(-1, keepdim=True), share.float(), f)
+    out = backward(grad.to(DEVICE), u.to(DEVICE), None, tuple(t.to(DEVICE) for t in balance))
+    torch.testing.assert_close(out.cpu().double(), expected, rtol=1e-4, atol=1e-6)

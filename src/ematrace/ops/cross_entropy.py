@@ -71,7 +71,7 @@ def _loss_and_gradients(
         loss += part_loss
         if needs_gradient:
             grad_hidden[part] = grad_logits @ head
-            grad_head += _product_in(exact, grad_logits.T, hidden[part])
+            _add_product(grad_head, grad_logits.T, hidden[part])
     return loss, grad_hidden, grad_head[:vocabulary].to(weight.dtype, copy=True)
 
 
@@ -81,10 +81,10 @@ def _softmax_loss(
     """Summed loss and its gradient softmax(logits) - onehot(target); rows with an ignored target are zero."""
     if logits.is_cuda and logits.dtype != torch.float64:
         try:
-            from ematrace.ops.cross_entropy_triton import softmax_loss
+            from ematrace.ops.cross_entropy_triton import LARGEST, softmax_loss
         except ImportError:
-            pass
-        else:
+            LARGEST = 0
+        if logits.shape[1] <= LARGEST:
             return softmax_loss(logits, targets, vocabulary, ignore_index, needs_gradient)
     exact = logits[:, :vocabulary].to(torch.float64 if logits.dtype == torch.float64 else torch.float32)
     counted = targets != ignore_index
@@ -98,11 +98,14 @@ def _softmax_loss(
     return loss, F.pad(grad, (0, logits.shape[1] - vocabulary))
 
 
-def _product_in(dtype: torch.dtype, a: Tensor, b: Tensor) -> Tensor:
-    """a @ b summed and returned in `dtype` whatever the inputs' is."""
-    if a.dtype == dtype:
-        return a @ b
-    return torch.mm(a, b, out_dtype=dtype) if a.is_cuda else a.to(dtype) @ b.to(dtype)
+def _add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
+    """total += a @ b, summed in total's dtype whatever that of a and b is."""
+    if a.dtype == total.dtype:
+        total.addmm_(a, b)
+    elif a.is_cuda:
+        torch.addmm(total, a, b, out_dtype=total.dtype, out=total)
+    else:
+        total.addmm_(a.to(total.dtype), b.to(total.dtype))
 
 
 @_loss_and_gradients.register_fake

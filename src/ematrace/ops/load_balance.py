@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ematrace.ops.topk import TopkGrad, _gelu_topk, _gelu_topk_backward, _weighted_probability
+
 
 def load_balance_loss(u: Tensor, z: Tensor, mask: Tensor | None = None) -> Tensor:
     """n sum_i f_i P_i over n units: f_i unit i's share of all that are kept, P_i its mean probability softmax(u)_i.
@@ -18,29 +20,46 @@ def load_balance_loss(u: Tensor, z: Tensor, mask: Tensor | None = None) -> Tenso
     """
     u, z = u.flatten(0, -2), z.detach().flatten(0, -2)
     exact = torch.float64 if u.dtype == torch.float64 else torch.float32
-    weight = u.new_ones(u.shape[0], 1, dtype=exact) if mask is None else mask.reshape(-1, 1).to(exact)
     with torch.autocast(u.device.type, enabled=False):
-        kept = ((z != 0) * weight).sum(0)
-        f = kept / kept.sum().clamp(min=1)
-        share = _WeightedProbability.apply(u, f, weight / weight.sum().clamp(min=1))  # type: ignore[no-untyped-call]
-        loss: Tensor = u.shape[-1] * share
-        return loss
+        weight = _weights(u, mask)
+        share = (u.to(exact).softmax(-1) * _kept_shares(z, weight)).sum(-1, keepdim=True)
+        return u.shape[-1] * (share * weight).sum()
 
 
-class _WeightedProbability(torch.autograd.Function):
-    """sum_t w_t sum_i f_i softmax(u_t)_i, keeping u alone: the float32 probabilities would be a block's largest tensor.
+def gelu_topk_balanced(u: Tensor, k: int, grad: TopkGrad = "ste", mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """`gelu_topk(u, k, grad)` and the `load_balance_loss` of it, with one gradient pass over u for both."""
+    with torch.autocast(u.device.type, enabled=False):
+        flat = u.flatten(0, -2)
+        z, loss = _BalancedTopk.apply(flat, k, grad == "ste", _weights(flat, mask))  # type: ignore[no-untyped-call]
+        return z.view(u.shape), loss
 
-    Sums of products rather than matrix products, so that the compiler makes one pass over u of it.
-    """
+
+def _weights(u: Tensor, mask: Tensor | None) -> Tensor:
+    """What each row counts, [rows, 1], 1 in all."""
+    exact = torch.float64 if u.dtype == torch.float64 else torch.float32
+    weight = u.new_ones(u.shape[0], 1, dtype=exact) if mask is None else mask.reshape(-1, 1).to(exact)
+    return weight / weight.sum().clamp(min=1)
+
+
+def _kept_shares(z: Tensor, weight: Tensor) -> Tensor:
+    kept = ((z != 0) * weight).sum(0)
+    return kept / torch.where(kept.sum() > 0, kept.sum(), 1.0)
+
+
+class _BalancedTopk(torch.autograd.Function):
+    """Keeps u and numbers for each row: probabilities in float32 would be a block's largest tensor."""
 
     @staticmethod
-    def forward(ctx: Any, u: Tensor, f: Tensor, weight: Tensor) -> Tensor:
-        ctx.save_for_backward(u, f, weight)
-        p = u.to(f.dtype).softmax(-1)
-        return ((p * f).sum(-1, keepdim=True) * weight).sum()
+    def forward(ctx: Any, u: Tensor, k: int, straight_through: bool, weight: Tensor) -> tuple[Tensor, Tensor]:
+        z, log_sum = _gelu_topk(u, k, straight_through, True)
+        f = _kept_shares(z, weight)
+        share = _weighted_probability(u, log_sum, f)
+        ctx.save_for_backward(u, f, weight, log_sum, share, *(() if straight_through else (z,)))
+        return z, u.shape[-1] * (share * weight).sum()
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        u, f, weight = ctx.saved_tensors
-        p = u.to(f.dtype).softmax(-1)
-        return (grad * weight * p * (f - (p * f).sum(-1, keepdim=True))).to(u.dtype), None, None
+    def backward(ctx: Any, grad_z: Tensor, grad_loss: Tensor) -> tuple[Tensor, None, None, None]:
+        u, f, weight, log_sum, share, *kept = ctx.saved_tensors
+        factor = u.shape[-1] * grad_loss * weight
+        z = kept[0] if kept else None
+        return _gelu_topk_backward(grad_z, u, z, factor, log_sum, share, f), None, None, None

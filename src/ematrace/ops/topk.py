@@ -1,7 +1,8 @@
 """GELU followed by top-k: the k largest values of each row stay, everything else is zero.
 
-Exactly k are kept, by value (not by magnitude), ties go to the lowest index, and NaN ranks with +infinity, so that a
-broken input stays visible. The ranking is of the GELU's output in the input's dtype, and the same on every backend.
+Exactly k are kept, by value (not by magnitude), and ties go to the lowest index. GELU rises from 0 on, so units with
+u >= 0 rank by u itself: in GELU's order, but with nothing lost to rounding, and the same on every backend; below 0 they
+rank by GELU(u), computed in float32 at least. Units whose input is not finite rank first, so that they stay visible.
 """
 
 from __future__ import annotations
@@ -28,8 +29,7 @@ def gelu_topk(u: Tensor, k: int, grad: TopkGrad = "ste") -> Tensor:
         raise ValueError(f"k must lie between 1 and the number of units, {u.shape[-1]}; got {k}")
     if grad not in ("ste", "masked"):
         raise ValueError(f"grad must be 'ste' or 'masked', got {grad!r}")
-    z: Tensor = _gelu_topk(u, k, grad == "ste")
-    return z
+    return _gelu_topk(u, k, grad == "ste", False)[0]  # type: ignore[no-any-return]
 
 
 def topk_mask(z: Tensor, k: int) -> Tensor:
@@ -41,37 +41,102 @@ def topk_mask(z: Tensor, k: int) -> Tensor:
     return above | (tied & (tied.cumsum(-1) <= room))
 
 
+def gelu_rank(u: Tensor) -> Tensor:
+    """What units compete with: in the order of GELU(u), +infinity where u is not finite."""
+    exact = u if u.dtype == torch.float64 else u.float()
+    return torch.where(exact.isfinite(), torch.where(exact >= 0, exact, F.gelu(exact)), torch.inf)
+
+
 @torch.library.custom_op("ematrace::gelu_topk", mutates_args=())
-def _gelu_topk(u: Tensor, k: int, straight_through: bool) -> Tensor:
-    if u.is_cuda and u.dtype != torch.float64 and _triton_is_there():
+def _gelu_topk(u: Tensor, k: int, straight_through: bool, with_sum: bool) -> tuple[Tensor, Tensor]:
+    """Top-k of GELU(u), and if asked for the logarithm of sum_i exp u_i, [..., 1] in float32 at least (else empty)."""
+    if _on_triton(u):
         from ematrace.ops.topk_triton import gelu_topk_forward
 
-        return gelu_topk_forward(u, k)
-    z = F.gelu(u.contiguous())
-    return torch.where(topk_mask(z, k), z, 0.0)
+        return gelu_topk_forward(u, k, with_sum)
+    u = u.contiguous()
+    exact = u if u.dtype == torch.float64 else u.float()
+    log_sum = exact.logsumexp(-1, keepdim=True) if with_sum else exact.new_empty(0)
+    return torch.where(topk_mask(gelu_rank(u), k), F.gelu(u), 0.0), log_sum
 
 
 @_gelu_topk.register_fake
-def _(u: Tensor, k: int, straight_through: bool) -> Tensor:
+def _(u: Tensor, k: int, straight_through: bool, with_sum: bool) -> tuple[Tensor, Tensor]:
+    exact = torch.float64 if u.dtype == torch.float64 else torch.float32
+    log_sum = u.new_empty((*u.shape[:-1], 1) if with_sum else (0,), dtype=exact)
+    return torch.empty_like(u, memory_format=torch.contiguous_format), log_sum
+
+
+@torch.library.custom_op("ematrace::weighted_probability", mutates_args=())
+def _weighted_probability(u: Tensor, log_sum: Tensor, f: Tensor) -> Tensor:
+    """sum_i f_i exp(u_i - log_sum) of each row, [rows, 1]."""
+    if _on_triton(u):
+        from ematrace.ops.topk_triton import weighted_probability
+
+        return weighted_probability(u, log_sum, f)
+    return ((u - log_sum).exp() * f).sum(-1, keepdim=True)
+
+
+@_weighted_probability.register_fake
+def _(u: Tensor, log_sum: Tensor, f: Tensor) -> Tensor:
+    return torch.empty_like(log_sum)
+
+
+@torch.library.custom_op("ematrace::gelu_topk_backward", mutates_args=())
+def _gelu_topk_backward(
+    grad: Tensor,
+    u: Tensor,
+    z: Tensor | None,
+    factor: Tensor | None,
+    log_sum: Tensor | None,
+    share: Tensor | None,
+    f: Tensor | None,
+) -> Tensor:
+    """GELU's derivative times grad, with z only where z is not 0; with the other four, plus the gradient
+    factor p (f - share), p = softmax(u), of a load-balance loss."""
+    if _on_triton(u):
+        from ematrace.ops.topk_triton import gelu_topk_backward
+
+        balance = () if factor is None or log_sum is None or share is None or f is None else (factor, log_sum, share, f)
+        return gelu_topk_backward(grad, u, z, balance)
+    grad_u = torch.ops.aten.gelu_backward(grad, u).contiguous()
+    if z is not None:
+        grad_u = torch.where(z != 0, grad_u, 0.0)
+    if factor is not None:
+        grad_u = (grad_u + factor * (u - log_sum).exp() * (f - share)).to(u.dtype)
+    return grad_u
+
+
+@_gelu_topk_backward.register_fake
+def _(
+    grad: Tensor,
+    u: Tensor,
+    z: Tensor | None,
+    factor: Tensor | None,
+    log_sum: Tensor | None,
+    share: Tensor | None,
+    f: Tensor | None,
+) -> Tensor:
     return torch.empty_like(u, memory_format=torch.contiguous_format)
 
 
-def _setup_context(ctx: Any, inputs: tuple[Tensor, int, bool], output: Tensor) -> None:
-    u, _, straight_through = inputs
+def _setup_context(ctx: Any, inputs: tuple[Tensor, int, bool, bool], output: tuple[Tensor, Tensor]) -> None:
+    u, _, straight_through, _ = inputs
     ctx.straight_through = straight_through
-    ctx.save_for_backward(u, *(() if straight_through else (output,)))
+    ctx.save_for_backward(u, *(() if straight_through else output[:1]))
 
 
-def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+def _backward(ctx: Any, grad: Tensor, _: Tensor | None) -> tuple[Tensor, None, None, None]:
     u, *kept = ctx.saved_tensors
-    grad_u = torch.ops.aten.gelu_backward(grad, u)
-    return (grad_u if ctx.straight_through else torch.where(kept[0] != 0, grad_u, 0.0)), None, None
+    return _gelu_topk_backward(grad, u, kept[0] if kept else None, None, None, None, None), None, None, None
 
 
 _gelu_topk.register_autograd(_backward, setup_context=_setup_context)
 
 
-def _triton_is_there() -> bool:
+def _on_triton(u: Tensor) -> bool:
+    if not u.is_cuda or u.dtype == torch.float64:
+        return False
     try:
         import triton  # noqa: F401
     except ImportError:

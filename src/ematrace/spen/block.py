@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from ematrace.ops import gelu_topk, load_balance_loss
+from ematrace.ops import gelu_topk, gelu_topk_balanced
 from ematrace.spen.cache import BlockState
 from ematrace.spen.configuration import SpenConfig
 from ematrace.spen.predictors import build_predictor
@@ -39,15 +39,23 @@ class SpenBlock(GradientCheckpointingLayer):
             x = x * mask.unsqueeze(-1)
         traces, trace_state = ema_traces(x, self.config.alphas, state.traces, cu_seqlens)
         x_hat, past = self.predictor(x, traces, state.predictor, mask, cu_seqlens)
-        x_next, u, z = self.respond(x, traces, x_hat)
-        balance = self.training and self.config.ffn == "topk" and self.config.load_balance > 0
-        return x_next, BlockState(trace_state, past), load_balance_loss(u, z, mask) if balance else None
+        x_next, _, balance = self.respond(x, traces, x_hat, mask)
+        return x_next, BlockState(trace_state, past), balance
 
-    def respond(self, x: Tensor, traces: Tensor, x_hat: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Alg. 1, lines 3 to 7: x', and the feed-forward units before (u) and after (z) GELU and top-k."""
+    def respond(
+        self, x: Tensor, traces: Tensor, x_hat: Tensor, mask: Tensor | None = None
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Alg. 1, lines 3 to 7: x', the feed-forward units z after GELU and top-k, the load-balance loss in training."""
         e = x - x_hat
         h = traces.permute(1, 2, 0, 3).flatten(-2)
         c = x + self.W_h(h) + self.W_e(e)
-        u = self.W_up(self.norm(c))
-        z = F.gelu(u) if self.config.ffn == "dense" else gelu_topk(u, self.config.k, self.config.topk_grad)
-        return (x if self.config.residual == "ffn" else c) + self.W_down(z), u, z
+        z, balance = self.activate(self.W_up(self.norm(c)), mask)
+        return (x if self.config.residual == "ffn" else c) + self.W_down(z), z, balance
+
+    def activate(self, u: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        config = self.config
+        if config.ffn == "dense":
+            return F.gelu(u), None
+        if self.training and config.load_balance > 0:
+            return gelu_topk_balanced(u, config.k, config.topk_grad, mask)
+        return gelu_topk(u, config.k, config.topk_grad), None

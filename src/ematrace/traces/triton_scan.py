@@ -1,11 +1,13 @@
 """The traces as one pass over memory on GPUs: x is read once for all rates, the state stays in registers in float32.
 
-A program owns a block of channels of one sequence (dense or packed) and walks through time in tiles [A,time,channels].
-Within a tile an associative scan solves h_t = (1 - a) h_{t-1} + a x_t from zero; what came before the tile enters as
-(1 - a)^(i+1) h. These powers come from log2(1 - a), taken in float64: with 1 - a rounded to float32 and multiplied step
-after step, the error of a slow trace would grow to 3e-8 / a.
+A thread owns two channels of one sequence (dense or packed) and walks through time, so that the recursion needs no
+exchange between threads. A tile of steps is scanned from zero, which costs little rounding; what came before enters
+as (1 - a)^i h, and from tile to tile h is carried with its rounding error: step by step the error of a slow trace would
+grow to 3e-8 / a. What bounds the kernels is memory: the steps of the next tile are loaded before those of this one are
+used. Strides of time are constants, which makes all addresses immediate.
 """
 
+# ruff: noqa: RUF005 - Triton compiles the concatenation of tuples, not their unpacking
 from __future__ import annotations
 
 from typing import Any
@@ -15,143 +17,304 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-BLOCK_T = 32
+FORWARD_STEPS = 32  # of a tile; twice as many in flight let memory run at 81% of a copy on an H200, not at 71%
+BACKWARD_STEPS = 16  # three gradients a step: more would not fit into registers
+CHANNELS = 64  # of a program, which is one warp: 128 bytes of bfloat16 a load
 
 
 @triton.jit
-def _compose(keep_1, sum_1, keep_2, sum_2):
-    return keep_1 * keep_2, keep_2 * sum_1 + sum_2
+def _load_rates(rates_ptr, stride_a, stride_d, channels, D, A: tl.constexpr, SHARED: tl.constexpr):
+    """A rates in float64, each a scalar where all channels share it."""
+    rates = ()
+    for a in tl.static_range(A):
+        if SHARED:
+            rates = rates + (tl.load(rates_ptr + a * stride_a),)
+        else:
+            rates = rates + (tl.load(rates_ptr + a * stride_a + channels * stride_d, mask=channels < D, other=0.0),)
+    return rates
 
 
 @triton.jit
-def _load_rates(rates_ptr, stride_a, stride_d, channels, A, D, BLOCK_A: tl.constexpr):
-    """a, 1 - a and log2(1 - a) as [A, 1, channels]; a stride of 0 where all channels share a rate."""
-    a = tl.arange(0, BLOCK_A)[:, None, None]
-    d = channels[None, None, :]
-    alpha = tl.load(rates_ptr + a * stride_a + d * stride_d, mask=(a < A) & (d < D), other=0.0)
-    keep = 1.0 - alpha
-    log2_keep = tl.where(keep > 0, tl.log2(tl.where(keep > 0, keep, 1.0)), float("-inf"))
-    return alpha.to(tl.float32), keep.to(tl.float32), log2_keep.to(tl.float32)
+def _powers(rates, A: tl.constexpr, STEPS: tl.constexpr):
+    """a, (1 - a)^1 ... (1 - a)^STEPS, and (1 - a)^STEPS - 1, rounded from float64."""
+    alphas = ()
+    powers = ()
+    losses = ()
+    for a in tl.static_range(A):
+        keep = 1.0 - rates[a]
+        power = keep
+        row = (keep.to(tl.float32),)
+        for _ in tl.static_range(STEPS - 1):
+            power = power * keep
+            row = row + (power.to(tl.float32),)
+        alphas = alphas + (rates[a].to(tl.float32),)
+        powers = powers + (row,)
+        losses = losses + ((power - 1.0).to(tl.float32),)
+    return alphas, powers, losses
+
+
+@triton.jit
+def _load_tile(row, channels, limit, STEPS: tl.constexpr, STRIDE: tl.constexpr):
+    """STEPS steps of the channels below `limit`."""
+    tile = ()
+    for i in tl.static_range(STEPS):
+        tile = tile + (tl.load(row + i * STRIDE + channels, mask=channels < limit, other=0.0),)
+    return tile
+
+
+@triton.jit
+def _load_part(row, channels, size, STEPS: tl.constexpr, STRIDE: tl.constexpr, D: tl.constexpr):
+    """A tile of which only `size` steps are there; the others are 0."""
+    tile = ()
+    for i in tl.static_range(STEPS):
+        limit = tl.where(i < size, D, 0)
+        tile = tile + (tl.load(row + i * STRIDE + channels, mask=channels < limit, other=0.0),)
+    return tile
+
+
+@triton.jit
+def _decayed(h, alpha):
+    return tl.fma(-alpha, h, h)
+
+
+@triton.jit
+def _carried(h, error, loss, added):
+    """(1 - a)^STEPS h + added, and by how much its rounding missed it."""
+    change = tl.fma(loss, h, added) + error
+    total = h + change
+    return total, change - (total - h)
+
+
+@triton.jit
+def _forward_tile(
+    h, error, x, alpha, powers, losses, row, channels, A: tl.constexpr, D: tl.constexpr, STEPS: tl.constexpr
+):  # fmt: skip
+    """Write the traces of a whole tile; the state after it, with its error."""
+    h_next = ()
+    error_next = ()
+    for a in tl.static_range(A):
+        within = alpha[a] * x[0].to(tl.float32)
+        for i in tl.static_range(STEPS):
+            if i > 0:
+                within = tl.fma(alpha[a], x[i].to(tl.float32), _decayed(within, alpha[a]))
+            h_t = tl.fma(powers[a][i], h[a], within)
+            tl.store(row + (i * A + a) * D + channels, h_t.to(row.dtype.element_ty), mask=channels < D)
+        total, missed = _carried(h[a], error[a], losses[a], within)
+        h_next = h_next + (total,)
+        error_next = error_next + (missed,)
+    return h_next, error_next
+
+
+@triton.jit
+def _forward_part(h, x, alpha, row, channels, size, A: tl.constexpr, D: tl.constexpr, STEPS: tl.constexpr):
+    """Write the traces of the first `size` steps of a tile; the state after them."""
+    for i in tl.static_range(STEPS):
+        h_next = ()
+        for a in tl.static_range(A):
+            h_t = tl.fma(alpha[a], x[i].to(tl.float32), _decayed(h[a], alpha[a]))
+            limit = tl.where(i < size, D, 0)
+            tl.store(row + (i * A + a) * D + channels, h_t.to(row.dtype.element_ty), mask=channels < limit)
+            h_next = h_next + (tl.where(i < size, h_t, h[a]),)
+        h = h_next
+    return h
 
 
 @triton.jit
 def _bounds(cu_ptr, n, T, PACKED: tl.constexpr):
-    """First and last-but-one step of sequence n, never outside x, whatever the offsets say."""
+    """First step of sequence n and its length, never outside x, whatever the offsets say."""
     if PACKED:
         start = tl.minimum(tl.maximum(tl.load(cu_ptr + n).to(tl.int64), 0), T)
         end = tl.minimum(tl.maximum(tl.load(cu_ptr + n + 1).to(tl.int64), start), T)
     else:
         start = n * 0
         end = start + T
-    return start, end
+    return start, end - start
 
 
 @triton.jit
 def _forward_kernel(
     x_ptr, rates_ptr, state_ptr, cu_ptr, traces_ptr, last_ptr, tile_states_ptr,
-    N, T, D, rows, tile_rows, rates_stride_a, rates_stride_d, x_stride_b, x_stride_t, x_stride_d,
-    A: tl.constexpr, BLOCK_A: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_D: tl.constexpr,
-    HAS_STATE: tl.constexpr, PACKED: tl.constexpr, KEEP_TILE_STATES: tl.constexpr,
+    N, T, tile_rows, rates_stride_a, rates_stride_d, x_stride_b,
+    X_STRIDE_T: tl.constexpr, D: tl.constexpr, A: tl.constexpr, STEPS: tl.constexpr, BLOCK_D: tl.constexpr,
+    SHARED: tl.constexpr, HAS_STATE: tl.constexpr, PACKED: tl.constexpr, KEEP_TILE_STATES: tl.constexpr,
 ):  # fmt: skip
     n = (tl.program_id(0) // tl.cdiv(D, BLOCK_D)).to(tl.int64)
     channels = tl.program_id(0) % tl.cdiv(D, BLOCK_D) * BLOCK_D + tl.arange(0, BLOCK_D)
-    a = tl.arange(0, BLOCK_A).to(tl.int64)
-    i = tl.arange(0, BLOCK_T)
-    alpha, keep, log2_keep = _load_rates(rates_ptr, rates_stride_a, rates_stride_d, channels, A, D, BLOCK_A)
-    start, end = _bounds(cu_ptr, n, T, PACKED)
+    rates = _load_rates(rates_ptr, rates_stride_a, rates_stride_d, channels, D, A, SHARED)
+    alpha, powers, losses = _powers(rates, A, STEPS)
+    start, length = _bounds(cu_ptr, n, T, PACKED)
     first_row = start if PACKED else n * T
-    x_base = x_ptr if PACKED else x_ptr + n * x_stride_b
+    x_row = x_ptr + (0 if PACKED else n * x_stride_b) + start * X_STRIDE_T
+    traces_row = traces_ptr + first_row * A * D
+    tile_row = tile_states_ptr + (first_row // STEPS + n) * D
 
-    mask_ad = (a < A)[:, None] & (channels < D)[None, :]
-    state_at = (a[:, None] * N + n) * D + channels[None, :]
-    h = tl.zeros((BLOCK_A, BLOCK_D), dtype=tl.float32)
-    if HAS_STATE:
-        h = tl.load(state_ptr + state_at, mask=mask_ad, other=0.0)
-    entering = tl.exp2((i + 1).to(tl.float32)[None, :, None] * log2_keep)
-    keep_tile = tl.broadcast_to(keep, (BLOCK_A, BLOCK_T, BLOCK_D))
-
-    for tile in range(0, tl.cdiv(end - start, BLOCK_T)):
+    h = ()
+    error = ()
+    for a in tl.static_range(A):
+        error = error + (tl.zeros((BLOCK_D,), tl.float32),)
+        if HAS_STATE:
+            h = h + (tl.load(state_ptr + (a * N + n) * D + channels, mask=channels < D, other=0.0),)
+        else:
+            h = h + (tl.zeros((BLOCK_D,), tl.float32),)
+    whole = length // STEPS * STEPS
+    coming = _load_tile(x_row, channels, tl.where(whole > 0, D, 0), STEPS, X_STRIDE_T)
+    for first in range(0, whole, STEPS):
         if KEEP_TILE_STATES:
-            tile_at = (a[:, None] * tile_rows + first_row // BLOCK_T + n + tile) * D + channels[None, :]
-            tl.store(tile_states_ptr + tile_at, h, mask=mask_ad)
-        t = tile * BLOCK_T + i
-        mask_td = (t < end - start)[:, None] & (channels < D)[None, :]
-        x_at = (start + t)[:, None] * x_stride_t + channels[None, :].to(tl.int64) * x_stride_d
-        x = tl.load(x_base + x_at, mask=mask_td, other=0.0).to(tl.float32)
-        _, within = tl.associative_scan((keep_tile, alpha * x[None, :, :]), 1, _compose)
-        h_tile = within + entering * h[:, None, :]
-        traces_at = (a[:, None, None] * rows + (first_row + t)[None, :, None]) * D + channels[None, None, :]
-        mask_atd = (a < A)[:, None, None] & mask_td[None, :, :]
-        tl.store(traces_ptr + traces_at, h_tile.to(traces_ptr.dtype.element_ty), mask=mask_atd)
-        final = tl.minimum(BLOCK_T, end - start - tile * BLOCK_T) - 1
-        h = tl.sum(tl.where((i == final)[None, :, None], h_tile, 0.0), axis=1)
-    tl.store(last_ptr + state_at, h, mask=mask_ad)
+            for a in tl.static_range(A):
+                tl.store(tile_row + a * tile_rows * D + channels, h[a], mask=channels < D)
+            tile_row += D
+        x = coming
+        x_row += STEPS * X_STRIDE_T
+        coming = _load_tile(x_row, channels, tl.where(first + STEPS < whole, D, 0), STEPS, X_STRIDE_T)
+        h, error = _forward_tile(h, error, x, alpha, powers, losses, traces_row, channels, A, D, STEPS)
+        traces_row += STEPS * A * D
+    for _ in range(whole, length, STEPS):  # what is left at the end, less than a tile
+        if KEEP_TILE_STATES:
+            for a in tl.static_range(A):
+                tl.store(tile_row + a * tile_rows * D + channels, h[a], mask=channels < D)
+        x = _load_part(x_row, channels, length - whole, STEPS, X_STRIDE_T, D)
+        h = _forward_part(h, x, alpha, traces_row, channels, length - whole, A, D, STEPS)
+    for a in tl.static_range(A):
+        tl.store(last_ptr + (a * N + n) * D + channels, h[a], mask=channels < D)
+
+
+@triton.jit
+def _rates_gradient(
+    sums, G, x, alpha, tile_row, tile_rows, channels, size, A: tl.constexpr, D: tl.constexpr, STEPS: tl.constexpr
+):  # fmt: skip
+    """sums + Σ_t (x_t - h_{t-1}) G_t over a tile, with h computed again in float32 from the state before the tile: the
+    stored traces are rounded to x's dtype, 2^-9 in bfloat16, which the difference x_t - h_{t-1} would magnify."""
+    added = ()
+    for a in tl.static_range(A):
+        h = tl.load(tile_row + a * tile_rows * D + channels, mask=channels < D, other=0.0)
+        total = sums[a]
+        for i in tl.static_range(STEPS):
+            x_t = x[i].to(tl.float32)
+            total += tl.where(i < size, (x_t - h) * G[a][i], 0.0)
+            h = tl.fma(alpha[a], x_t, _decayed(h, alpha[a]))
+        added = added + (total,)
+    return added
+
+
+@triton.jit
+def _backward_tile(
+    G_next, error, g, alpha, powers, losses, row, channels, A: tl.constexpr, D: tl.constexpr, STEPS: tl.constexpr
+):  # fmt: skip
+    """Write dx of a whole tile; (1 - a) G of its first step, with its error, and every G."""
+    within = ()  # G as if nothing came after the tile
+    for a in tl.static_range(A):
+        G_t = g[a][STEPS - 1].to(tl.float32)
+        row_G = (G_t,)
+        for i in tl.static_range(STEPS - 2, -1, -1):
+            G_t = g[a][i].to(tl.float32) + _decayed(G_t, alpha[a])
+            row_G = (G_t,) + row_G
+        within = within + (row_G,)
+    G = ()
+    G_before = ()
+    error_before = ()
+    for a in tl.static_range(A):
+        row_G = ()
+        for i in tl.static_range(STEPS - 1):
+            row_G = row_G + (tl.fma(powers[a][STEPS - 2 - i], G_next[a], within[a][i]),)
+        G = G + (row_G + (within[a][STEPS - 1] + G_next[a],),)
+        total, missed = _carried(G_next[a], error[a], losses[a], _decayed(within[a][0], alpha[a]))
+        G_before = G_before + (total,)
+        error_before = error_before + (missed,)
+    for i in tl.static_range(STEPS):
+        grad_x = alpha[0] * G[0][i]
+        for a in tl.static_range(1, A):
+            grad_x = tl.fma(alpha[a], G[a][i], grad_x)
+        tl.store(row + i * D + channels, grad_x.to(row.dtype.element_ty), mask=channels < D)
+    return G_before, error_before, G
+
+
+@triton.jit
+def _backward_part(G_next, g, alpha, row, channels, size, A: tl.constexpr, D: tl.constexpr, STEPS: tl.constexpr):
+    """Write dx of the first `size` steps of a tile; (1 - a) G of its first step, and every G."""
+    G = ()
+    G_before = ()
+    for a in tl.static_range(A):
+        kept = G_next[a]
+        row_G = ()
+        for i in tl.static_range(STEPS - 1, -1, -1):
+            G_t = g[a][i].to(tl.float32) + kept
+            kept = tl.where(i < size, _decayed(G_t, alpha[a]), kept)
+            row_G = (G_t,) + row_G
+        G = G + (row_G,)
+        G_before = G_before + (kept,)
+    for i in tl.static_range(STEPS):
+        grad_x = alpha[0] * G[0][i]
+        for a in tl.static_range(1, A):
+            grad_x = tl.fma(alpha[a], G[a][i], grad_x)
+        limit = tl.where(i < size, D, 0)
+        tl.store(row + i * D + channels, grad_x.to(row.dtype.element_ty), mask=channels < limit)
+    return G_before, G
 
 
 @triton.jit
 def _backward_kernel(
     grad_ptr, grad_last_ptr, rates_ptr, cu_ptr, x_ptr, tile_states_ptr, grad_x_ptr, grad_state_ptr, grad_rates_ptr,
-    N, T, D, tile_rows, rates_stride_a, rates_stride_d,
-    grad_stride_a, grad_stride_b, grad_stride_t, grad_stride_d, x_stride_b, x_stride_t, x_stride_d,
-    A: tl.constexpr, BLOCK_A: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_D: tl.constexpr,
-    PACKED: tl.constexpr, GRAD_RATES: tl.constexpr,
+    N, T, tile_rows, rates_stride_a, rates_stride_d, grad_stride_a, grad_stride_b, x_stride_b,
+    GRAD_STRIDE_T: tl.constexpr, X_STRIDE_T: tl.constexpr,
+    D: tl.constexpr, A: tl.constexpr, STEPS: tl.constexpr, BLOCK_D: tl.constexpr,
+    SHARED: tl.constexpr, PACKED: tl.constexpr, GRAD_RATES: tl.constexpr,
 ):  # fmt: skip
     """G_t = g_t + (1 - a) G_{t+1}, then dx_t = Σ_a a G_t, da = Σ_t (x_t - h_{t-1}) G_t and dstate = (1 - a) G_0."""
     n = (tl.program_id(0) // tl.cdiv(D, BLOCK_D)).to(tl.int64)
     channels = tl.program_id(0) % tl.cdiv(D, BLOCK_D) * BLOCK_D + tl.arange(0, BLOCK_D)
-    a = tl.arange(0, BLOCK_A).to(tl.int64)
-    i = tl.arange(0, BLOCK_T)
-    alpha, keep, log2_keep = _load_rates(rates_ptr, rates_stride_a, rates_stride_d, channels, A, D, BLOCK_A)
-    start, end = _bounds(cu_ptr, n, T, PACKED)
+    rates = _load_rates(rates_ptr, rates_stride_a, rates_stride_d, channels, D, A, SHARED)
+    alpha, powers, losses = _powers(rates, A, STEPS)
+    start, length = _bounds(cu_ptr, n, T, PACKED)
     first_row = start if PACKED else n * T
-    grad_base = grad_ptr if PACKED else grad_ptr + n * grad_stride_b
-
-    mask_ad = (a < A)[:, None] & (channels < D)[None, :]
-    state_at = (a[:, None] * N + n) * D + channels[None, :]
-    grad_last = tl.load(grad_last_ptr + state_at, mask=mask_ad, other=0.0).to(tl.float32)
-    G_next = tl.zeros((BLOCK_A, BLOCK_D), dtype=tl.float32)
-    grad_alpha = tl.zeros((BLOCK_A, BLOCK_D), dtype=tl.float32)
-    keep_tile = tl.broadcast_to(keep, (BLOCK_A, BLOCK_T, BLOCK_D))
-
-    tiles = tl.cdiv(end - start, BLOCK_T)
-    for back in range(0, tiles):
-        tile = tiles - 1 - back
-        t = tile * BLOCK_T + i
-        size = tl.minimum(BLOCK_T, end - start - tile * BLOCK_T)
-        mask_td = (t < end - start)[:, None] & (channels < D)[None, :]
-        mask_atd = (a < A)[:, None, None] & mask_td[None, :, :]
-        columns = channels[None, :].to(tl.int64)
-        grad_at = (start + t)[:, None] * grad_stride_t + columns * grad_stride_d
-        grad_at = a[:, None, None] * grad_stride_a + grad_at[None, :, :]
-        g = tl.load(grad_base + grad_at, mask=mask_atd, other=0.0).to(tl.float32)
-        g += tl.where((i == size - 1)[None, :, None] & (back == 0), grad_last[:, None, :], 0.0)
-        _, within = tl.associative_scan((keep_tile, g), 1, _compose, reverse=True)
-        # Only the last tile may be partly filled, with nothing after it: the lower bound keeps powers finite there.
-        distance = tl.maximum(size - i, 1).to(tl.float32)
-        G = within + tl.exp2(distance[None, :, None] * log2_keep) * G_next[:, None, :]
-        G_next = tl.sum(tl.where((i == 0)[None, :, None], G, 0.0), axis=1)
-        grad_x = tl.sum(alpha * G, axis=0)
-        grad_x_at = (first_row + t)[:, None] * D + columns
-        tl.store(grad_x_ptr + grad_x_at, grad_x.to(grad_x_ptr.dtype.element_ty), mask=mask_td)
-        if GRAD_RATES:
-            # h_{t-1} is computed again in float32 from the state before the tile: the stored traces are rounded to x's
-            # dtype, 2^-9 in bfloat16, which the difference x_t - h_{t-1} would magnify.
-            tile_at = (a[:, None] * tile_rows + first_row // BLOCK_T + n + tile) * D + channels[None, :]
-            h = tl.load(tile_states_ptr + tile_at, mask=mask_ad, other=0.0)
-            x_base = x_ptr if PACKED else x_ptr + n * x_stride_b
-            x_at = (start + t)[:, None] * x_stride_t + columns * x_stride_d
-            x = tl.load(x_base + x_at, mask=mask_td, other=0.0).to(tl.float32)
-            earlier = mask_td & (i > 0)[:, None]
-            x_before = tl.load(x_base + x_at - x_stride_t, mask=earlier, other=0.0).to(tl.float32)
-            _, h_before = tl.associative_scan((keep_tile, alpha * x_before[None, :, :]), 1, _compose)
-            power = tl.exp2(tl.maximum(i, 1).to(tl.float32)[None, :, None] * log2_keep)
-            h_before += tl.where((i == 0)[None, :, None], 1.0, power) * h[:, None, :]
-            change = tl.where(mask_atd, x[None, :, :] - h_before, 0.0)
-            grad_alpha += tl.sum(change * G, axis=1)
-    grad_state = tl.where(tiles > 0, tl.sum(keep * G_next[:, None, :], axis=1), grad_last)
-    tl.store(grad_state_ptr + state_at, grad_state, mask=mask_ad)
+    whole = length // STEPS * STEPS
+    grad_row = grad_ptr + (0 if PACKED else n * grad_stride_b) + (start + whole) * GRAD_STRIDE_T
+    grad_x_row = grad_x_ptr + (first_row + whole) * D
     if GRAD_RATES:
-        tl.store(grad_rates_ptr + state_at, grad_alpha, mask=mask_ad)
+        x_row = x_ptr + (0 if PACKED else n * x_stride_b) + (start + whole) * X_STRIDE_T
+        tile_row = tile_states_ptr + (first_row // STEPS + n + whole // STEPS) * D
+
+    G_next = ()  # (1 - a) G_{t+1}
+    error = ()
+    grad_rates = ()
+    for a in tl.static_range(A):
+        grad_last = tl.load(grad_last_ptr + (a * N + n) * D + channels, mask=channels < D, other=0.0)
+        G_next = G_next + (grad_last.to(tl.float32),)
+        error = error + (tl.zeros((BLOCK_D,), tl.float32),)
+        grad_rates = grad_rates + (tl.zeros((BLOCK_D,), tl.float32),)
+    for _ in range(whole, length, STEPS):  # what is left at the end, less than a tile
+        size = length - whole
+        g = ()
+        for a in tl.static_range(A):
+            g = g + (_load_part(grad_row + a * grad_stride_a, channels, size, STEPS, GRAD_STRIDE_T, D),)
+        G_next, G = _backward_part(G_next, g, alpha, grad_x_row, channels, size, A, D, STEPS)
+        if GRAD_RATES:
+            x = _load_part(x_row, channels, size, STEPS, X_STRIDE_T, D)
+            grad_rates = _rates_gradient(grad_rates, G, x, alpha, tile_row, tile_rows, channels, size, A, D, STEPS)
+    grad_row -= STEPS * GRAD_STRIDE_T
+    coming = ()
+    for a in tl.static_range(A):
+        limit = tl.where(whole > 0, D, 0)
+        coming = coming + (_load_tile(grad_row + a * grad_stride_a, channels, limit, STEPS, GRAD_STRIDE_T),)
+    for first in range(0, whole, STEPS):
+        g = coming
+        grad_row -= STEPS * GRAD_STRIDE_T
+        coming = ()
+        for a in tl.static_range(A):
+            limit = tl.where(first + STEPS < whole, D, 0)
+            coming = coming + (_load_tile(grad_row + a * grad_stride_a, channels, limit, STEPS, GRAD_STRIDE_T),)
+        grad_x_row -= STEPS * D
+        G_next, error, G = _backward_tile(
+            G_next, error, g, alpha, powers, losses, grad_x_row, channels, A, D, STEPS
+        )  # fmt: skip
+        if GRAD_RATES:
+            x_row -= STEPS * X_STRIDE_T
+            tile_row -= D
+            x = _load_tile(x_row, channels, D, STEPS, X_STRIDE_T)
+            grad_rates = _rates_gradient(grad_rates, G, x, alpha, tile_row, tile_rows, channels, STEPS, A, D, STEPS)
+    for a in tl.static_range(A):
+        tl.store(grad_state_ptr + (a * N + n) * D + channels, G_next[a], mask=channels < D)
+        if GRAD_RATES:
+            tl.store(grad_rates_ptr + (a * N + n) * D + channels, grad_rates[a], mask=channels < D)
 
 
 INTERPRETED = not isinstance(_forward_kernel, triton.JITFunction)  # by TRITON_INTERPRET=1, for tests without a GPU
@@ -170,15 +333,16 @@ def ema_triton(x: Tensor, rates: Tensor, state: Tensor | None, cu_seqlens: Tenso
     return traces, last
 
 
-def _blocks(A: int, D: int) -> dict[str, int]:
-    """Tiles of 4096 numbers, 32 a thread."""
-    block_a = triton.next_power_of_2(A)
-    block_d = min(triton.next_power_of_2(D), 32, max(1, 4096 // (block_a * BLOCK_T)))
-    return {"A": A, "BLOCK_A": block_a, "BLOCK_T": BLOCK_T, "BLOCK_D": block_d}
+def _blocks(A: int, D: int, steps: int) -> dict[str, int]:
+    return {"D": D, "A": A, "STEPS": steps, "BLOCK_D": min(triton.next_power_of_2(D), CHANNELS), "num_warps": 1}
 
 
 def _count(x: Tensor, cu_seqlens: Tensor | None) -> int:
     return x.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
+
+
+def _channels_last(x: Tensor) -> Tensor:
+    return x if x.stride(-1) == 1 else x.contiguous()
 
 
 @torch.library.custom_op("ematrace::ema_scan", mutates_args=())
@@ -187,14 +351,16 @@ def ema_scan(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Traces, last state, and the states before each tile, which only the gradient of the rates needs."""
     traces, last, tile_states = _empty_outputs(x, rates, state, cu_seqlens, keep_tile_states)
-    (B, T, D), N, A = x.shape, _count(x, cu_seqlens), rates.shape[0]
-    blocks, wide = _blocks(A, D), rates.double().expand(A, D)
+    x = _channels_last(x)
+    (_, T, D), N, A = x.shape, _count(x, cu_seqlens), rates.shape[0]
+    steps = BACKWARD_STEPS if keep_tile_states else FORWARD_STEPS
+    blocks, wide = _blocks(A, D, steps), rates.double().expand(A, D)
     with torch.cuda.device_of(x):
         _forward_kernel[(N * triton.cdiv(D, blocks["BLOCK_D"]),)](
             x, wide, None if state is None else state.contiguous(),
             None if cu_seqlens is None else cu_seqlens.contiguous(), traces, last, tile_states,
-            N, T, D, B * T, tile_states.shape[1], *wide.stride(), *x.stride(), **blocks,
-            HAS_STATE=state is not None, PACKED=cu_seqlens is not None,
+            N, T, tile_states.shape[1], *wide.stride(), x.stride(0), X_STRIDE_T=x.stride(1), **blocks,
+            HAS_STATE=state is not None, SHARED=rates.shape[1] == 1, PACKED=cu_seqlens is not None,
             KEEP_TILE_STATES=keep_tile_states,
         )  # fmt: skip
     return traces, last, tile_states
@@ -205,10 +371,11 @@ def _empty_outputs(
     x: Tensor, rates: Tensor, state: Tensor | None, cu_seqlens: Tensor | None, keep_tile_states: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     (A, _), (B, T, D), N = rates.shape, x.shape, _count(x, cu_seqlens)
-    traces = x.new_empty(A, B, T, D)
+    # The traces of a step lie side by side in memory: what reads all of them, as a matrix product does, copies nothing.
+    traces = x.new_empty(B, T, A, D).permute(2, 0, 1, 3)
     last = x.new_empty(A, N, D, dtype=torch.float32)
-    # Sequence n has its tiles from row (its first step) // BLOCK_T + n; not every row is used.
-    tile_rows = B * T // BLOCK_T + N if keep_tile_states else 0
+    # Sequence n has its tiles from row (its first step) // BACKWARD_STEPS + n; not every row is used.
+    tile_rows = B * T // BACKWARD_STEPS + N if keep_tile_states else 0
     return traces, last, x.new_zeros(A, tile_rows, D, dtype=torch.float32)
 
 
@@ -224,16 +391,18 @@ def ema_scan_backward(
     """Gradients of x, state and rates; the last one only when x and the tile states are given."""
     A, _B, T, D = grad_traces.shape
     grad_x, grad_state, _ = _empty_gradients(grad_traces, grad_last, rates, cu_seqlens, x, tile_states)
+    grad_traces, x = _channels_last(grad_traces), None if x is None else _channels_last(x)
     N, shared = grad_last.shape[1], rates.shape[1] == 1
     by_sequence = grad_last.new_empty(A, N, D, dtype=torch.float32) if x is not None else None
-    blocks, wide = _blocks(A, D), rates.double().expand(A, D)
+    blocks, wide = _blocks(A, D, BACKWARD_STEPS), rates.double().expand(A, D)
     with torch.cuda.device_of(grad_traces):
         _backward_kernel[(N * triton.cdiv(D, blocks["BLOCK_D"]),)](
             grad_traces, grad_last.contiguous(), wide,
             None if cu_seqlens is None else cu_seqlens.contiguous(), x, tile_states, grad_x, grad_state, by_sequence,
-            N, T, D, 0 if tile_states is None else tile_states.shape[1], *wide.stride(),
-            *grad_traces.stride(), *((0, 0, 0) if x is None else x.stride()), **blocks,
-            PACKED=cu_seqlens is not None, GRAD_RATES=x is not None,
+            N, T, 0 if tile_states is None else tile_states.shape[1], *wide.stride(),
+            *grad_traces.stride()[:2], 0 if x is None else x.stride(0),
+            GRAD_STRIDE_T=grad_traces.stride(2), X_STRIDE_T=0 if x is None else x.stride(1), **blocks,
+            SHARED=rates.shape[1] == 1, PACKED=cu_seqlens is not None, GRAD_RATES=x is not None,
         )  # fmt: skip
     if by_sequence is None:
         return grad_x, grad_state, rates.new_empty(0)
