@@ -17,7 +17,7 @@ lint: $(VENV)/.installed-dev
 	$(BIN)/mypy
 
 bench: $(VENV)/.installed-bench
-	$(BIN)/python benchmarks/spcn.py
+	$(BIN)/ematrace bench
 
 # The runs behind results/: more seeds, every experiment on drawn grammars. Hours on two cores, 20 minutes on 16.
 record: $(VENV)/.installed

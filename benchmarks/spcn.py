@@ -1,19 +1,20 @@
-"""SPCN against reservoirpy, on one thread, in one run: `make bench`.
+"""SPCN against reservoirpy, on one thread, in one run.
 
 Every repetition times all contenders in turn, so that a busy moment of the machine hits them alike; ratios are taken
 within a repetition and their median is reported. The kernels are checked against the dense float64 reference before
-anything is timed. The last line is JSON, also written to the file named as argument.
+anything is timed.
 
 Floor: one settling step reads the rows of the active units. At widths 512/256/128/64 and k = 8% that is 55K
-multiply-adds over 220 KB of weights, three times per token; 2.3 MB of weights just miss a 2 MB L2 cache.
+multiply-adds over 220 KB of weights, three times per token; 2.3 MB of weights just miss a 2 MB L2 cache. So most bytes
+come from a cache and are not held against the bandwidth of memory; the operations are, against products on one thread.
+
+    python benchmarks/spcn.py --record results/benchmarks
 """
 
 from __future__ import annotations
 
-import json
+import argparse
 import os
-import statistics
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -24,31 +25,42 @@ for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
 
 import numba  # noqa: E402
 import numpy as np  # noqa: E402
+import torch  # noqa: E402
 
-from ematrace.files import write_atomically  # noqa: E402
+from ematrace.bench import BenchmarkRecord, Row, Timing, finish, matmul_rate, progress, ratio  # noqa: E402
 from ematrace.grammar import load_grammar  # noqa: E402
-from ematrace.ledger import collect_provenance  # noqa: E402
 from ematrace.spcn import SPCN, kernels  # noqa: E402
 from ematrace.spcn.reference import ReferenceHierarchy  # noqa: E402
 
-SENTENCES = 5000
+NEEDS = "cpu"
+SENTENCES, QUICK_SENTENCES = 5000, 100
 PLASTIC_SENTENCES = 60  # reservoirpy's Hebbian fit is too slow for all of them; its rate per step does not depend on it
-REPETITIONS = 15
+REPETITIONS, QUICK_REPETITIONS = 15, 2
+OPERATIONS_PER_TOKEN = 3 * 2 * 55_000  # of settling
 
 
 def main() -> None:
-    import reservoirpy
-    from reservoirpy.nodes import LocalPlasticityReservoir, Reservoir
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="few sentences, to see that it runs")
+    parser.add_argument("--record", type=Path, help="folder for the record")
+    arguments = parser.parse_args()
+    try:
+        import reservoirpy
+        from reservoirpy.nodes import LocalPlasticityReservoir, Reservoir
+    except ImportError:
+        raise SystemExit("reservoirpy, the peer, is not installed: pip install -e '.[bench]'") from None
 
+    n_sentences = QUICK_SENTENCES if arguments.quick else SENTENCES
+    repetitions = QUICK_REPETITIONS if arguments.quick else REPETITIONS
     grammar = load_grammar("A")
-    sentences = [s.words for s in grammar.sample(SENTENCES, seed=0)]
+    sentences = [s.words for s in grammar.sample(n_sentences, seed=0)]
     tokens = sum(map(len, sentences))
-    check_against_reference(sentences[:3])
+    error = check_against_reference(sentences[:3])
 
     one_hot = np.eye(len(grammar.words))
     index = {word: i for i, word in enumerate(grammar.words)}
     inputs = [one_hot[[index[w] for w in s]] for s in sentences]
-    plastic = inputs[:PLASTIC_SENTENCES]
+    plastic = inputs[: 3 if arguments.quick else PLASTIC_SENTENCES]
     plastic_tokens = sum(map(len, plastic))
 
     def spcn(**changes: Any) -> SPCN:
@@ -89,65 +101,63 @@ def main() -> None:
         "one_settling_step": (lambda: started(settle_steps=1), lambda m: m.partial_fit(sentences), tokens),
         "without_learning": (lambda: frozen.set_params(n_jobs=1), lambda m: m.encode(sentences, "l3"), tokens),
     }
-    rates: dict[str, list[float]] = {name: [] for name in runs}
-    for repetition in range(-1, REPETITIONS):  # the first one warms up
-        for name, (make, work, steps) in runs.items():
-            subject = make()
-            begun = time.perf_counter()
-            work(subject)
-            if repetition >= 0:
-                rates[name].append(steps / (time.perf_counter() - begun))
-            print(f"\r{name:28s} {repetition + 1}/{REPETITIONS}", end="", flush=True)
-    print("\r" + " " * 50)
+    seconds: dict[str, list[float]] = {name: [] for name in runs}
+    with progress((repetitions + 1) * len(runs)) as step:
+        for repetition in range(-1, repetitions):  # the first one warms up
+            for name, (make, work, _) in runs.items():
+                step(name)
+                subject = make()
+                begun = time.perf_counter()
+                work(subject)
+                if repetition >= 0:
+                    seconds[name].append(time.perf_counter() - begun)
 
-    def ratio(over: str, under: str) -> dict[str, float]:
-        """Within each repetition; the spread says how far one run can be trusted on a shared machine."""
-        values = [a / b for a, b in zip(rates[over], rates[under], strict=True)]
-        return {"median": statistics.median(values), "min": min(values), "max": max(values)}
-
-    micro = {name: 1e6 / statistics.median(values) for name, values in rates.items()}
-    top_k = 1e6 * top_k_seconds_per_token(frozen)
-    share = {
-        "settling_3_steps": 1.5 * (micro["spcn_learn"] - micro["one_settling_step"]) / micro["spcn_learn"],
-        "top_k": top_k / micro["spcn_learn"],
-        "lateral": 1 - micro["without_lateral"] / micro["spcn_learn"],
-        "spa": 1 - micro["without_spa"] / micro["spcn_learn"],
-        "pghu": 1 - micro["without_learning"] / micro["spcn_learn"],
-    }
-    for name, values in rates.items():
-        print(f"{name:28s} {statistics.median(values):10.0f} tokens/s   ({min(values):.0f} to {max(values):.0f})")
-    print("\nshare of learning time, by leaving each part out (top-k, lateral, SPA: parts of settling):")
-    for name, value in share.items():
-        print(f"{name:28s} {100 * value:5.0f}%")
-    ratios = {
-        "learning_over_reservoirpy_run": ratio("spcn_learn", "reservoirpy_run"),
-        "learning_over_reservoirpy_hebbian_fit": ratio("spcn_learn", "reservoirpy_hebbian_fit"),
-        "two_cores_over_one": ratio("spcn_encode_2_cores", "spcn_encode_1_core"),
-    }
-    print()
-    for name, spread in ratios.items():
-        print(f"{name:40s} {spread['median']:7.2f}x   ({spread['min']:.2f} to {spread['max']:.2f})")
-    provenance = collect_provenance(0.0)
-    record = {
-        "benchmark": "spcn",
-        "tokens_per_s": {n: {"median": statistics.median(v), "min": min(v), "max": max(v)} for n, v in rates.items()},
-        "ratios": ratios,
-        "share_of_learning_time": share,
-        "sentences": SENTENCES,
-        "repetitions": REPETITIONS,
-        "reservoirpy": reservoirpy.__version__,
-        "hardware": provenance.hardware,
-        "versions": provenance.versions,
-        "commit": provenance.commit,
-        "date": provenance.date,
-    }
-    print(json.dumps(record))
-    if len(sys.argv) > 1:
-        write_atomically(Path(sys.argv[1]), (json.dumps(record, indent=1) + "\n").encode())
+    # Contenders that handled different numbers of tokens are compared by the token.
+    per_token = {name: Timing(tuple(s / runs[name][2] for s in seconds[name])) for name in runs}
+    learning = per_token["spcn_learn"].median
+    settling = {"spcn_learn", "spcn_encode_1_core"}  # on one thread, like the ceiling, and with nothing left out
+    record = BenchmarkRecord(
+        benchmark="spcn",
+        title="SPCN online against reservoirpy, one thread",
+        rows=tuple(
+            Row(
+                name,
+                Timing(tuple(seconds[name])),
+                operations=OPERATIONS_PER_TOKEN * n_tokens if name in settling else 0,
+                tokens=n_tokens,
+            )
+            for name, (_, _, n_tokens) in runs.items()
+        ),
+        ratios={
+            "learning_over_reservoirpy_run": ratio(per_token["reservoirpy_run"], per_token["spcn_learn"]),
+            "learning_over_reservoirpy_hebbian_fit": ratio(
+                per_token["reservoirpy_hebbian_fit"], per_token["spcn_learn"]
+            ),
+            "two_cores_over_one": ratio(per_token["spcn_encode_1_core"], per_token["spcn_encode_2_cores"]),
+        },
+        ceilings={"matmul_flops_per_second": matmul_rate(torch.device("cpu"), torch.float32)},
+        checks=(f"W_fb against the dense float64 reference: largest difference {error:.1e}",),
+        settings={
+            "sentences": n_sentences,
+            "tokens": tokens,
+            "plastic_tokens": plastic_tokens,
+            "repetitions": repetitions,
+            "reservoirpy": reservoirpy.__version__,
+        },
+        # By leaving each part out; top-k, lateral and SPA are parts of settling.
+        figures={
+            "share_of_learning_time.settling_3_steps": 1.5 * (1 - per_token["one_settling_step"].median / learning),
+            "share_of_learning_time.top_k": top_k_seconds_per_token(frozen) / learning,
+            "share_of_learning_time.lateral": 1 - per_token["without_lateral"].median / learning,
+            "share_of_learning_time.spa": 1 - per_token["without_spa"].median / learning,
+            "share_of_learning_time.pghu": 1 - per_token["without_learning"].median / learning,
+        },
+    )
+    finish(record, arguments.record)
 
 
-def check_against_reference(sentences: list[tuple[str, ...]]) -> None:
-    """Same states and same weights as the dense specification, or no benchmark."""
+def check_against_reference(sentences: list[tuple[str, ...]]) -> float:
+    """Same weights as the dense specification, or no benchmark; the largest difference."""
     model = SPCN(directions="forward", dtype="float64", random_state=0).fit(sentences)
     fast = np.array(model.alpha_fast)
     reference = ReferenceHierarchy(
@@ -163,8 +173,10 @@ def check_against_reference(sentences: list[tuple[str, ...]]) -> None:
         reference.start_sentence()
         for word in sentence:
             reference.step(model.vocabulary_[word], learning=True)
-    for ours, theirs in zip(model.W_fb(), reference.W_fb, strict=False):
-        np.testing.assert_allclose(ours, theirs, rtol=1e-9, atol=1e-12)
+    pairs = list(zip(model.W_fb(), reference.W_fb, strict=False))
+    if not all(np.allclose(ours, theirs, rtol=1e-9, atol=1e-12) for ours, theirs in pairs):
+        raise SystemExit("W_fb differs from the dense float64 reference; nothing was timed")
+    return float(max(np.abs(ours - theirs).max() for ours, theirs in pairs))
 
 
 def top_k_seconds_per_token(model: SPCN, repeats: int = 2000) -> float:

@@ -13,7 +13,7 @@ import tyro
 from rich.console import Console
 from rich.text import Text
 
-from ematrace import language_cli
+from ematrace import bench_cli, language_cli
 
 console = Console()
 error_console = Console(stderr=True)
@@ -75,6 +75,7 @@ def commands(asked: str | None) -> dict[str, type]:
         "eval": language_cli.Eval,
         "generate": language_cli.Generate,
         "stream": language_cli.adapting_stream() if asked == "stream" else language_cli.Stream,
+        "bench": bench_cli.Bench,
     }
 
 
@@ -96,6 +97,8 @@ def main() -> None:
                 show_ledger(command)
             case Report():
                 write_page(command)
+            case bench_cli.Bench():
+                bench_cli.run(command, console, error_console)
             case _:
                 language_cli.run(command, console, error_console)
     except KeyboardInterrupt:

@@ -19,11 +19,14 @@ from ematrace.report.plots import Plot
 from ematrace.report.section import Part, Section
 from ematrace.report.sections import SECTIONS
 from ematrace.report.sources import Sources, show_path
+from ematrace.report.speed import LEDE, speed_parts
 from ematrace.report.tables import figure_table, plain_table, scrolled, value_list
 from ematrace.report.wording import (
     checks_line,
+    commit_of,
     count_verdicts,
     decimals_for,
+    hardware_of,
     interval,
     local_agreement,
     look_of,
@@ -66,6 +69,7 @@ def render_report(sources: Sources, made: datetime | None = None) -> str:
         header(sources, sections),
         verdicts(sources),
         [render_section(section, sources, plots, told) for section in sections],
+        speed_section(sources, plots),
         never_run(sources, known),
         provenance(sources),
         foot(made or datetime.now(UTC)),
@@ -99,7 +103,9 @@ def header(sources: Sources, sections: Sequence[Section]) -> Html:
     groups = parts_of(sources)
     chips = [(el("dt", SHORT_PARTS[name]), el("dd", [chip(row) for row in rows])) for name, rows in groups]
     legend = [el("span", verdict_tag(v), f" {n}") for v, n in count_verdicts(sources.rows)]
-    links = [("verdicts", "Verdicts"), *((s.id, s.title) for s in sections), ("provenance", "Provenance")]
+    links = [("verdicts", "Verdicts"), *((s.id, s.title) for s in sections)]
+    links += [("speed", "Speed")] if sources.speed else []
+    links.append(("provenance", "Provenance"))
     return el(
         "header",
         el("h1", TITLE),
@@ -351,6 +357,14 @@ def render_part(part: Part, plots: list[Plot]) -> Html:
     return part
 
 
+def speed_section(sources: Sources, plots: list[Plot]) -> Html | None:
+    """Nothing where no benchmark has left a record."""
+    if not sources.speed:
+        return None
+    parts = [render_part(part, plots) for part in speed_parts(sources.speed)]
+    return el("section", el("h2", "Speed"), el("p", LEDE), parts, id="speed")
+
+
 def not_run(experiment: str) -> Html:
     command = el("code", f"ematrace reproduce {experiment}")
     return el("p", f"{experiment} is not run yet: ", command, class_="missing")
@@ -372,7 +386,7 @@ def source_line(sources: Sources, experiment: str, every_figure: bool) -> Html:
         el("strong", experiment),
         f" · {rows_of(stored)} · {origin(stored)}, {result.scale} · ",
         el("code", show_path(stored.path)),
-        f" · {commit_of(stored)} · {run.date[:10]} · {hardware_of(stored)}",
+        f" · {commit_of(run)} · {run.date[:10]} · {hardware_of(run)}",
     )
     here = sources.here.get(experiment)
     beside = None
@@ -406,20 +420,6 @@ def origin(stored: StoredResult) -> str:
     return "this machine" if stored.local else "recorded"
 
 
-def commit_of(stored: StoredResult) -> str:
-    run = stored.result.provenance
-    if run.commit is None:
-        return "no commit"
-    return f"commit {run.commit[:9]}{' with changes' if run.dirty else ''}"
-
-
-def hardware_of(stored: StoredResult) -> str:
-    hardware = stored.result.provenance.hardware
-    cores = hardware.get("cores")
-    shown = [hardware.get("gpu"), hardware.get("cpu"), None if cores is None else f"{cores} cores"]
-    return ", ".join(str(item) for item in shown if item) or "hardware not known"
-
-
 # The foot of the page
 
 
@@ -435,7 +435,7 @@ def provenance(sources: Sources) -> Html:
                 f"{origin(stored)}, {used}",
                 stored.result.scale,
                 rows_of(stored),
-                commit_of(stored),
+                commit_of(run),
                 run.date[:16].replace("T", " "),
                 f"{run.seconds:,.0f} s",
                 memory,

@@ -7,8 +7,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from ematrace.bench import RecordFile, read_records
 from ematrace.ledger import Claim, Figure, LedgerRow, Store, StoredResult, build_ledger, choose_evidence, load_claims
 from ematrace.ledger.results import Interval
+
+BENCHMARKS = "benchmarks"  # the folder, beside the results, that holds records of speed
+
+
+@dataclass(frozen=True)
+class StoredRecord:
+    """A benchmark's record, the file it was read from, and whether this machine made it."""
+
+    path: Path
+    file: RecordFile
+    local: bool
 
 
 @dataclass(frozen=True)
@@ -21,6 +33,7 @@ class Sources:
     chosen: Mapping[str, StoredResult]
     here: Mapping[str, StoredResult]
     papers: Mapping[str, float]
+    speed: tuple[StoredRecord, ...] = ()
 
     @classmethod
     def read(cls, store: Store, claims: Sequence[Claim] | None = None) -> Sources:
@@ -35,6 +48,7 @@ class Sources:
             chosen=chosen,
             here={name: s for name, s in own.items() if chosen[name] is not s},
             papers={f.of: f.paper for claim in known for f in claim.figure if f.minus is None and f.over is None},
+            speed=tuple(_records(store)),
         )
 
     def figure(self, ref: str) -> Figure | None:
@@ -56,6 +70,14 @@ class Sources:
         """The rows of the claims that say something of a figure like this, not only compare with it."""
         said = {c.id: [d.left for d in c.direction] + [f.of for f in c.figure] for c in self.claims}
         return [row for row in self.rows if any(re.match(pattern, ref) for ref in said[row.id])]
+
+
+def _records(store: Store) -> list[StoredRecord]:
+    """Recorded ones first; a folder that serves as both counts once, as this machine's."""
+    folders = [(store.local / BENCHMARKS, True)]
+    if store.recorded is not None and store.recorded.resolve() != store.local.resolve():
+        folders.insert(0, (store.recorded / BENCHMARKS, False))
+    return [StoredRecord(path, file, local) for folder, local in folders for path, file in read_records(folder)]
 
 
 def _lookup(results: Mapping[str, StoredResult], ref: str) -> Figure | None:

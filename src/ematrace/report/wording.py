@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from ematrace.ledger import VERDICTS, Finding, LedgerRow, Share
+from ematrace.ledger import VERDICTS, Finding, LedgerRow, Provenance, Share
 from ematrace.ledger.results import Interval
 
 MINUS = "\N{MINUS SIGN}"
@@ -168,6 +168,18 @@ def local_agreement(row: LedgerRow) -> str:
     if row.local.verdict == "open":
         return "incomplete"
     return f"differs: {row.local.verdict}"
+
+
+def commit_of(run: Provenance) -> str:
+    if run.commit is None:
+        return "no commit"
+    return f"commit {run.commit[:9]}{' with changes' if run.dirty else ''}"
+
+
+def hardware_of(run: Provenance) -> str:
+    cores = run.hardware.get("cores")
+    shown = [run.hardware.get("gpu"), run.hardware.get("cpu"), None if cores is None else f"{cores} cores"]
+    return ", ".join(str(item) for item in shown if item) or "hardware not known"
 
 
 def count_verdicts(rows: Iterable[LedgerRow]) -> list[tuple[str, int]]:

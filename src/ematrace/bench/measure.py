@@ -1,0 +1,193 @@
+"""Time of several contenders in one run, and the two ceilings that times are held against.
+
+Every repetition runs all contenders in turn, so that a busy moment of a shared machine hits them alike, and ratios are
+taken within repetitions (`ematrace.bench.ratio`).
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+if TYPE_CHECKING:  # reading a record does not wait for torch
+    import torch
+
+Work = Mapping[str, Callable[[], object]]
+
+PATIENCE = 3.0  # seconds without a bar
+LAUNCH_CYCLES = 200_000  # of a GPU's clock, about a tenth of a millisecond
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Seconds of each repetition, in their order."""
+
+    seconds: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "seconds", tuple(float(s) for s in self.seconds))
+        if not self.seconds:
+            raise ValueError("seconds: no repetition")
+        if not all(0.0 < s < math.inf for s in self.seconds):
+            raise ValueError("seconds: a repetition took no positive, finite time")
+
+    @property
+    def median(self) -> float:
+        return statistics.median(self.seconds)
+
+    @property
+    def fastest(self) -> float:
+        return min(self.seconds)
+
+    @property
+    def slowest(self) -> float:
+        return max(self.seconds)
+
+
+def time_cpu(work: Work, repetitions: int, warmup: int = 1) -> dict[str, Timing]:
+    """Wall-clock seconds of each contender; `warmup` repetitions come first and do not count.
+
+    >>> list(time_cpu({"ours": lambda: sum(range(9)), "theirs": lambda: max(range(9))}, repetitions=3))
+    ['ours', 'theirs']
+    """
+
+    def once(call: Callable[[], object]) -> float:
+        begun = time.perf_counter()
+        call()
+        return time.perf_counter() - begun
+
+    return _in_turn(work, once, repetitions, warmup)
+
+
+def time_gpu(work: Work, repetitions: int, warmup: int = 3, inner: int = 1) -> dict[str, Timing]:
+    """Seconds of the GPU per call, by CUDA events around `inner` calls on the current stream.
+
+    The GPU spins for a moment before the first event, so that the first launches queue up behind it: what is timed are
+    kernels, not Python. Work that Python cannot feed fast enough shows it with an `inner` that outlasts that moment.
+    Caches are not cleared: give inputs that are larger than the L2.
+    """
+    import torch
+
+    if inner < 1:
+        raise ValueError(f"inner is {inner}; it must be at least 1")
+    if not torch.cuda.is_available():
+        raise ValueError("time_gpu needs a CUDA GPU, and torch sees none here")
+
+    def once(call: Callable[[], object]) -> float:
+        begun, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        torch.cuda.synchronize()
+        torch.cuda._sleep(LAUNCH_CYCLES)
+        begun.record()
+        for _ in range(inner):
+            call()
+        ended.record()
+        ended.synchronize()
+        return float(begun.elapsed_time(ended)) / 1000 / inner
+
+    return _in_turn(work, once, repetitions, warmup)
+
+
+def _in_turn(
+    work: Work, once: Callable[[Callable[[], object]], float], repetitions: int, warmup: int
+) -> dict[str, Timing]:
+    if not work or repetitions < 1 or warmup < 0:
+        raise ValueError(f"nothing to time: {len(work)} contenders, {repetitions} repetitions, warm-up {warmup}")
+    seconds: dict[str, list[float]] = {name: [] for name in work}
+    with progress((warmup + repetitions) * len(work)) as step:
+        for repetition in range(-warmup, repetitions):
+            for name, call in work.items():
+                step(name)
+                taken = once(call)
+                if repetition >= 0:
+                    seconds[name].append(taken)
+    return {name: Timing(tuple(values)) for name, values in seconds.items()}
+
+
+@contextmanager
+def progress(total: int) -> Iterator[Callable[[str], None]]:
+    """A bar, on stderr if that is a terminal, once a few seconds have passed.
+
+    Call `step(name)` before each of `total` pieces of work. It is drawn inside `step` alone, never by a thread beside
+    the work that is timed.
+    """
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield lambda name: None
+        return
+    bar = Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        console=console,
+        transient=True,
+        auto_refresh=False,
+    )
+    task = bar.add_task("", total=total)
+    begun = time.monotonic()
+    calls = -1
+
+    def step(name: str) -> None:
+        nonlocal calls
+        calls += 1
+        bar.update(task, description=name, completed=calls)
+        if time.monotonic() - begun > PATIENCE:
+            bar.start()  # does nothing the second time
+            bar.refresh()
+
+    try:
+        yield step
+    finally:
+        bar.stop()
+
+
+def copy_bandwidth(device: torch.device) -> float:
+    """Bytes read and written a second by a large `copy_`: the ceiling of whatever moves memory."""
+    import torch
+
+    on_gpu = device.type == "cuda"
+    source = torch.ones(2**31 if on_gpu else 2**28, dtype=torch.uint8, device=device)
+    target = torch.zeros_like(source)  # zeros: its pages exist before the copy is timed
+    work = {"copy": lambda: target.copy_(source)}
+    timing = time_gpu(work, repetitions=20) if on_gpu else time_cpu(work, repetitions=9, warmup=2)
+    return 2 * source.nbytes / timing["copy"].median
+
+
+def read_bandwidth(device: torch.device) -> float:
+    """Bytes a second of reading a large tensor and writing next to nothing: the ceiling of a decoder's weight reads.
+
+    On a CPU it is well above `copy_bandwidth`, which pays for reading the lines that it writes.
+    """
+    import torch
+
+    on_gpu = device.type == "cuda"
+    source = torch.ones(2**29 if on_gpu else 2**26, device=device)
+    work = {"read": lambda: torch.sum(source)}
+    timing = time_gpu(work, repetitions=20) if on_gpu else time_cpu(work, repetitions=9, warmup=2)
+    return source.nbytes / timing["read"].median
+
+
+def matmul_rate(device: torch.device, dtype: torch.dtype) -> float:
+    """Floating-point operations a second of a plain square product: the ceiling of whatever multiplies.
+
+    On random data, since constants run cooler on a GPU, and so faster.
+    """
+    import torch
+
+    on_gpu = device.type == "cuda"
+    n = 8192 if on_gpu else 1024
+    draw = torch.Generator(device).manual_seed(0)
+    a, b = (torch.randn(n, n, device=device, generator=draw).to(dtype) for _ in range(2))
+    product = torch.empty_like(a)
+    work = {"product": lambda: torch.mm(a, b, out=product)}
+    with torch.no_grad():
+        timing = time_gpu(work, repetitions=10, inner=20) if on_gpu else time_cpu(work, repetitions=15, warmup=2)
+    return 2.0 * n**3 / timing["product"].median

@@ -1,0 +1,319 @@
+"""`ematrace bench` on made-up scripts: which ones run, what is kept of them, and what a failure or a stop leaves."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench_support import made_up_file
+from ematrace import bench_cli, cli
+from ematrace.bench import parse_record, read_record
+from ematrace.ledger import results
+
+Answer = tuple[int, str, str]
+REPOSITORY = Path(__file__).parents[1]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty folder of benchmarks, seen from an empty working directory, on a machine without a GPU."""
+    made = tmp_path / "benchmarks"
+    made.mkdir()
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    monkeypatch.setattr(bench_cli, "benchmarks_folder", lambda: made)
+    monkeypatch.setattr(bench_cli, "sees_gpu", lambda: False)
+    monkeypatch.setenv("COLUMNS", "140")
+    return made
+
+
+def script(folder: Path, name: str, code: str = "", needs: str | None = "cpu", **changes: Any) -> None:
+    """Runs `code`, in which `record` is a line of JSON that a real benchmark would end in."""
+    constant = "" if needs is None else f'NEEDS = "{needs}"\n'
+    record = made_up_file(benchmark=name, **changes).to_json()
+    body = textwrap.dedent(code) or "print(record)"
+    (folder / f"{name}.py").write_text(
+        f'"""What {name} measures.\n\nMore."""\nimport sys\n{constant}record = {record!r}\n{body}\n', encoding="utf-8"
+    )
+
+
+@pytest.fixture
+def call(folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Callable[..., Answer]:
+    """Run the command in this process, its scripts outside: (exit status, stdout, stderr)."""
+
+    def run(*arguments: str) -> Answer:
+        monkeypatch.setattr(sys, "argv", ["ematrace", "bench", *arguments])
+        handler = signal.getsignal(signal.SIGTERM)
+        try:
+            cli.main()
+            status = 0
+        except SystemExit as stop:
+            status = stop.code if isinstance(stop.code, int) else 1
+        finally:
+            signal.signal(signal.SIGTERM, handler)
+        return status, *capfd.readouterr()
+
+    return run
+
+
+def kept(folder: str | Path = "results/local/benchmarks") -> list[str]:
+    return sorted(p.name for p in Path(folder).iterdir() if p.is_file())
+
+
+def test_help_teaches_by_example(call: Callable[..., Answer]) -> None:
+    status, out, _ = call("--help")
+    assert status == 0
+    for part in ("ematrace bench --list", "ematrace bench streaming_cpu length_cpu", "--quick", "--out", "median"):
+        assert part in out
+
+
+class TestChoice:
+    def test_the_list_tells_of_scripts_without_running_them(self, call: Callable[..., Answer], folder: Path) -> None:
+        script(folder, "one", "import a_module_that_is_not_there")
+        script(folder, "two", needs="cuda")
+        script(folder, "three", needs=None)
+        (folder / "_helper.py").write_text("no benchmark, and no Python either")
+        status, out, err = call("--list")
+        assert (status, err) == (0, "")
+        lines = [line.split() for line in out.splitlines() if "What" in line]
+        assert lines == [
+            ["one", "cpu", "yes", "What", "one", "measures"],
+            ["three", "not", "said", "no", "What", "three", "measures"],
+            ["two", "cuda", "no", "What", "two", "measures"],
+        ]
+        assert list(Path().iterdir()) == []
+
+    def test_scripts_for_a_gpu_run_where_there_is_one(
+        self, call: Callable[..., Answer], folder: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        script(folder, "slow", needs="cpu")
+        script(folder, "fast", needs="cuda")
+        status, _, err = call()
+        assert (status, kept()) == (0, ["slow.json"])
+        assert "fast (needs cuda)" in err
+        monkeypatch.setattr(bench_cli, "sees_gpu", lambda: True)
+        assert call()[0] == 0
+        assert kept() == ["fast.json", "slow.json"]
+
+    def test_names_choose(self, call: Callable[..., Answer], folder: Path) -> None:
+        for name in ("a", "b", "c"):
+            script(folder, name)
+        assert call("c", "a", "c")[0] == 0
+        assert kept() == ["a.json", "c.json"]
+
+    def test_an_unknown_name_is_refused_before_anything_runs(self, call: Callable[..., Answer], folder: Path) -> None:
+        script(folder, "a")
+        status, out, err = call("a", "nope")
+        assert (status, out) == (2, "")
+        assert err == "error: no benchmark 'nope'; there are a\n"
+        assert list(Path().iterdir()) == []
+
+    def test_a_script_for_a_gpu_that_is_asked_for_without_one(self, call: Callable[..., Answer], folder: Path) -> None:
+        script(folder, "fast", needs="cuda")
+        status, _, err = call("fast")
+        assert status == 2
+        assert err.count("\n") == 1
+        assert "fast needs a CUDA GPU" in err
+        assert call("fast", "--quick")[0] == 0
+
+    def test_a_wrong_constant_is_refused_with_its_line(self, call: Callable[..., Answer], folder: Path) -> None:
+        script(folder, "a", needs="tpu")
+        status, _, err = call("--list")
+        assert status == 2
+        assert f"{folder / 'a.py'}, line 5: NEEDS" in err
+        assert err.count("\n") == 1
+
+    def test_a_script_that_is_no_python_is_refused(self, call: Callable[..., Answer], folder: Path) -> None:
+        (folder / "a.py").write_text("def (:")
+        status, _, err = call("--list")
+        assert status == 2
+        assert str(folder / "a.py") in err
+        assert err.count("\n") == 1
+
+    def test_an_installed_wheel_says_where_the_benchmarks_are(
+        self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        monkeypatch.setattr(results, "checkout_root", lambda: None)
+        monkeypatch.setattr(sys, "argv", ["ematrace", "bench"])
+        with pytest.raises(SystemExit) as stop:
+            cli.main()
+        out, err = capsys.readouterr()
+        assert (stop.value.code, out, err.count("\n")) == (2, "", 1)
+        assert "benchmarks/ of ematrace's source checkout" in err
+
+
+class TestRunning:
+    def test_output_is_shown_and_the_record_is_not(self, call: Callable[..., Answer], folder: Path) -> None:
+        script(folder, "a", "print('a table')\nprint('a remark', file=sys.stderr)\nprint(record)")
+        status, out, err = call()
+        assert status == 0
+        assert "What a measures" in out
+        assert "a table\n" in out
+        assert err == "a remark\n"
+        assert '{"format"' not in out
+        assert read_record("results/local/benchmarks/a.json") == made_up_file(benchmark="a")
+
+    def test_the_summary_stands_at_the_end(self, call: Callable[..., Answer], folder: Path) -> None:
+        script(folder, "a")
+        script(folder, "b")
+        lines = [line.split() for line in call()[1].splitlines()]
+        ours = ["ours", "2.00", "ms", "50,000", "50%", "copy", "–"]  # 8 MB in 2 ms against 8 GB/s
+        against = ["ours", "against", "theirs", "–", "–", "–", "4.00x", "(2.50–4.00)"]
+        places = [lines.index(line) for line in (["a", *ours], ["a", *against], ["b", *ours], ["b", *against])]
+        assert places == sorted(places)
+        assert lines.index(["[2/2]", "b", "What", "b", "measures"]) < places[0]
+
+    def test_quick_is_passed_on_and_kept_apart(self, call: Callable[..., Answer], folder: Path) -> None:
+        script(folder, "a", "print(sys.argv[1:])\nprint(record)")
+        assert "\n[]\n" in call()[1]
+        before = read_record("results/local/benchmarks/a.json")
+        script(folder, "a", "print(sys.argv[1:])\nprint(record)", title="toy")
+        assert "\n['--quick']\n" in call("--quick")[1]
+        assert read_record("results/local/benchmarks/a.json") == before
+        assert read_record("results/local/benchmarks/quick/a.json").record.title == "toy"
+
+    def test_out_says_where_records_go(self, call: Callable[..., Answer], folder: Path) -> None:
+        script(folder, "a")
+        assert call("--out", "there/it/is")[0] == 0
+        assert kept("there/it/is") == ["a.json"]
+        assert sorted(p.name for p in Path().iterdir()) == ["there"]
+
+    def test_an_out_that_is_a_file_is_refused_before_anything_runs(
+        self, call: Callable[..., Answer], folder: Path
+    ) -> None:
+        script(folder, "a", "open('ran', 'w').close()")
+        Path("taken").write_text("a file")
+        status, _, err = call("--out", "taken")
+        assert status == 2
+        assert "taken" in err
+        assert not Path("ran").exists()
+
+    def test_a_script_may_leave_several_records(self, call: Callable[..., Answer], folder: Path) -> None:
+        other = made_up_file(benchmark="a-other").to_json()
+        script(folder, "a", f"print({other!r})\nprint(record)")
+        assert call()[0] == 0
+        assert kept() == ["a-other.json", "a.json"]
+
+
+class TestFailing:
+    @pytest.mark.parametrize(
+        ("code", "problem"),
+        [
+            ("sys.exit(3)", "exit code 3"),
+            ("sys.exit('forward differs from the reference')", "exit code 1"),
+            ("print(record)\nraise RuntimeError('late')", "exit code 1"),
+            ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", "ended by SIGKILL"),
+            ("print('nothing measured')", "it ended without a record"),
+            ("print(record.replace('\"rows\"', '\"columns\"'))", "field 'columns'"),
+        ],
+    )
+    def test_the_others_still_run_and_the_exit_code_is_1(
+        self, code: str, problem: str, call: Callable[..., Answer], folder: Path
+    ) -> None:
+        script(folder, "a")
+        script(folder, "b", code)
+        script(folder, "c")
+        status, out, err = call()
+        assert status == 1
+        assert kept() == ["a.json", "c.json"]
+        assert "c" in [line.split()[0] for line in out.splitlines() if "against" in line]
+        last = err.splitlines()[-1]
+        assert last.startswith("error: failed: b (")
+        assert problem in last
+
+    def test_what_it_said_is_shown(self, call: Callable[..., Answer], folder: Path) -> None:
+        script(folder, "a", "sys.exit('forward differs from the reference')")
+        assert "forward differs from the reference\n" in call()[2]
+
+    def test_an_older_record_stays(self, call: Callable[..., Answer], folder: Path) -> None:
+        script(folder, "a")
+        call()
+        script(folder, "a", "print(record)\nsys.exit(1)", title="newer")
+        assert call()[0] == 1
+        assert read_record("results/local/benchmarks/a.json").record.title == "Ours against theirs"
+
+
+def alive(pid: int) -> bool:
+    """Whether it runs; one that has ended and waits for somebody to ask does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0] != "Z"
+    except OSError:
+        return False
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks at /proc")
+@pytest.mark.parametrize("way", [signal.SIGINT, signal.SIGTERM])
+def test_a_stop_ends_the_script_and_what_it_started_and_leaves_no_file(folder: Path, way: signal.Signals) -> None:
+    script(
+        folder,
+        "endless",
+        """
+        import os, subprocess, time
+        child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+        print(record, flush=True)
+        with open("started.part", "w") as file:
+            file.write(f"{os.getpid()} {child.pid}")
+        os.rename("started.part", "started")
+        time.sleep(600)
+        """,
+    )
+    code = f"""
+import sys
+from pathlib import Path
+from ematrace import bench_cli, cli
+bench_cli.benchmarks_folder = lambda: Path({str(folder)!r})
+sys.argv = ["ematrace", "bench"]
+cli.main()
+"""
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    started = Path("started")
+    pids: list[int] = []
+    try:
+        deadline = time.monotonic() + 60
+        while not started.exists() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        pids = [int(pid) for pid in started.read_text().split()]
+        assert all(map(alive, pids))
+        process.send_signal(way)
+        _, err = process.communicate(timeout=30)
+        assert process.returncode == 130
+        assert "stopped" in err
+        assert "Traceback" not in err
+        deadline = time.monotonic() + 5
+        while any(map(alive, pids)) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert not any(map(alive, pids))
+        assert [p.name for p in Path("results").rglob("*") if p.is_file()] == []
+    finally:
+        process.kill()
+        process.wait()
+        for pid in filter(alive, pids):
+            os.kill(pid, signal.SIGKILL)
+
+
+def test_the_benchmark_of_spcn_runs(tmp_path: Path) -> None:
+    pytest.importorskip("reservoirpy")
+    command = [sys.executable, str(REPOSITORY / "benchmarks" / "spcn.py"), "--quick", "--record", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    told = parse_record(done.stdout.splitlines()[-1])
+    assert read_record(tmp_path / "spcn.json") == told
+    assert told.command == "python benchmarks/spcn.py --quick"
+    by_name = {row.name: row for row in told.record.rows}
+    ours, theirs = by_name["spcn_learn"], by_name["reservoirpy_hebbian_fit"]
+    # Their fit sees fewer tokens, so what is compared are times per token, within repetitions.
+    rates = [
+        (t / theirs.tokens) / (o / ours.tokens) for o, t in zip(ours.timing.seconds, theirs.timing.seconds, strict=True)
+    ]
+    found = told.record.ratios["learning_over_reservoirpy_hebbian_fit"]
+    assert found[1:] == pytest.approx((min(rates), max(rates)))
+    assert json.loads((tmp_path / "spcn.json").read_text())["format"] == 1
