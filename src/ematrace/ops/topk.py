@@ -13,6 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ematrace.kernels import kernels_are_on
+
 TopkGrad = Literal["ste", "masked"]
 
 
@@ -99,10 +101,10 @@ def _gelu_topk_backward(
 
         balance = () if factor is None or log_sum is None or share is None or f is None else (factor, log_sum, share, f)
         return gelu_topk_backward(grad, u, z, balance)
-    grad_u = torch.ops.aten.gelu_backward(grad, u).contiguous()
+    grad_u: Tensor = torch.ops.aten.gelu_backward(grad, u).contiguous()
     if z is not None:
         grad_u = torch.where(z != 0, grad_u, 0.0)
-    if factor is not None:
+    if factor is not None and log_sum is not None and share is not None and f is not None:
         grad_u = (grad_u + factor * (u - log_sum).exp() * (f - share)).to(u.dtype)
     return grad_u
 
@@ -135,10 +137,4 @@ _gelu_topk.register_autograd(_backward, setup_context=_setup_context)
 
 
 def _on_triton(u: Tensor) -> bool:
-    if not u.is_cuda or u.dtype == torch.float64:
-        return False
-    try:
-        import triton  # noqa: F401
-    except ImportError:
-        return False
-    return True
+    return u.is_cuda and u.dtype != torch.float64 and kernels_are_on()
