@@ -23,7 +23,7 @@ if TYPE_CHECKING:  # reading a record does not wait for torch
 Work = Mapping[str, Callable[[], object]]
 
 PATIENCE = 3.0  # seconds without a bar
-LAUNCH_CYCLES = 200_000  # of a GPU's clock, about a tenth of a millisecond
+LAUNCH_CYCLES = 2_000_000  # of a GPU's clock, about a millisecond: what Python needs to launch a backward pass
 
 
 @dataclass(frozen=True)

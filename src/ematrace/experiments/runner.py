@@ -31,6 +31,7 @@ EXPECTED_SECONDS = {"spcn": 90.0, "rules": 90.0, "bigru": 180.0, "choices": 240.
 # Results that a command of their own records: they need a GPU, and text that is not part of this package.
 RUN_ELSEWHERE = {
     "spen_training": "python benchmarks/spen_training.py --data SOURCE --record results/local",
+    "spen_streaming": "python benchmarks/streaming_gpu.py --result results/local",
 }
 
 
@@ -98,7 +99,7 @@ def experiments_for(names: Sequence[str]) -> list[str]:
 
 def _refuse_elsewhere(experiment: str) -> None:
     if experiment in RUN_ELSEWHERE:
-        raise ValueError(f"{experiment} needs a GPU and its own text: {RUN_ELSEWHERE[experiment]}")
+        raise ValueError(f"{experiment} needs a GPU, and a command of its own: {RUN_ELSEWHERE[experiment]}")
 
 
 def plan(names: Sequence[str], seeds: int | None, sizes: Sizes) -> list[Plan]:

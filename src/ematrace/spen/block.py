@@ -45,7 +45,7 @@ class SpenBlock(GradientCheckpointingLayer):
     def respond(
         self, x: Tensor, traces: Tensor, x_hat: Tensor, mask: Tensor | None = None
     ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Alg. 1, lines 3 to 7: x', the feed-forward units z after GELU and top-k, the load-balance loss in training."""
+        """Alg. 1, lines 3 to 7: x', the feed-forward units z after GELU and top-k, load-balance loss in training."""
         e = x - x_hat
         h = traces.permute(1, 2, 0, 3).flatten(-2)
         c = x + self.W_h(h) + self.W_e(e)

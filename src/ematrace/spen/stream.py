@@ -16,6 +16,7 @@ from torch import Tensor
 
 from ematrace.files import write_atomically
 from ematrace.spen.cache import BlockState, SpenCache
+from ematrace.spen.decoder import Decoder, require_static_predictor
 from ematrace.spen.fast_weights import PGHU, FastWeights
 from ematrace.spen.modeling import SpenForCausalLM
 from ematrace.traces import ema_traces
@@ -42,25 +43,35 @@ class Surprise:
 class SpenStream:
     """A SPEN that reads on. State per block: the traces, O(d); with PGHU also the fast weights, O(d^2).
 
+    With a decoder (`decoder.build_decoder(model)`) `step` goes through it; `feed` and `surprise` stay with the model,
+    which reads many tokens in parallel, and the state passes between the two.
+
     >>> stream = SpenStream(model)                   # doctest: +SKIP
     >>> logits = stream.feed(prompt_ids)[:, -1]      # doctest: +SKIP
     >>> logits = stream.step(logits.argmax(-1))      # doctest: +SKIP
     """
 
-    def __init__(self, model: SpenForCausalLM, pghu: PGHU | None = None) -> None:
+    def __init__(self, model: SpenForCausalLM, pghu: PGHU | None = None, decoder: Decoder | None = None) -> None:
         if pghu is not None and model.config.predictor != "static":
             raise ValueError(f"PGHU adapts the static predictor; this model's is {model.config.predictor!r}")
+        if decoder is not None:
+            require_static_predictor(model)
+            if pghu is not None:
+                raise ValueError("pghu and decoder exclude each other: a decoder's weights do not adapt")
         self.model = model.eval()
         self.pghu = pghu
+        self.decoder = decoder
         self.reset()
 
     def reset(self) -> None:
         """Forget everything."""
         self.cache = SpenCache.empty(self.model.config.n_layers)
         self.fast_weights: list[FastWeights] = []
+        self._decoding: tuple[SpenCache, Tensor] | None = None
 
     def snapshot(self) -> tuple[SpenCache, list[FastWeights]]:
         """The state as it is now. Reading on makes new tensors and leaves these alone, so nothing is copied."""
+        self._decoding = None  # a decoder works in place: its next step begins with a copy
         return SpenCache(list(self.cache.blocks), self.cache.seen_tokens), list(self.fast_weights)
 
     def restore(self, snapshot: tuple[SpenCache, list[FastWeights]]) -> None:
@@ -71,6 +82,8 @@ class SpenStream:
     def step(self, ids: Tensor | list[int] | int) -> Tensor:
         """One token for each of B streams, ids [B] (or a number); returns the logits of the next, [B, vocabulary]."""
         ids = torch.as_tensor(ids, device=self.model.device).reshape(-1, 1)
+        if self.decoder is not None:
+            return self._decode(self.decoder, ids[:, 0])
         hidden, _ = self._advance(ids)
         logits: Tensor = self.model.lm_head(hidden[:, -1])
         return logits
@@ -155,11 +168,30 @@ class SpenStream:
             raise ValueError(f"a stream takes ids [batch, time] with at least one token, got {tuple(ids.shape)}")
         return ids
 
-    def _advance(self, ids: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Final hidden states [B, T, D] and, with PGHU, uncertainty [B, T]; the state moves on."""
+    def _decode(self, decoder: Decoder, ids: Tensor) -> Tensor:
+        """`step` through a decoder. While it runs, the blocks of the cache are views of the tensor it updates."""
+        self._check_streams(ids)
+        if decoder.n_streams not in (None, len(ids)):
+            raise ValueError(f"this decoder was built for {decoder.n_streams} streams, got ids for {len(ids)}")
+        if self._decoding is None or self._decoding[0] is not self.cache:  # begun, fed, restored or loaded since
+            config = self.model.config
+            size = (len(config.alphas), len(ids), config.d_model)
+            traces = [ids.new_zeros(size) if b.traces is None else b.traces for b in self.cache.blocks]
+            state = torch.stack([t.float() for t in traces])
+            self.cache = SpenCache([BlockState(t) for t in state], self.cache.seen_tokens)
+            self._decoding = self.cache, state
+        logits = decoder.step(ids, self._decoding[1])
+        self.cache.seen_tokens += 1
+        return logits.clone() if logits.is_cuda else logits  # decoders of a GPU write to the same place again
+
+    def _check_streams(self, ids: Tensor) -> None:
         held = next((block.traces.shape[1] for block in self.cache.blocks if block.traces is not None), len(ids))
         if len(ids) != held:
             raise ValueError(f"this stream carries {held} sequences, got ids for {len(ids)}")
+
+    def _advance(self, ids: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Final hidden states [B, T, D] and, with PGHU, uncertainty [B, T]; the state moves on."""
+        self._check_streams(ids)
         if self.pghu is None:
             output = self.model.model(ids, past_key_values=self.cache, use_cache=True)
             self.cache = output.past_key_values

@@ -1,0 +1,142 @@
+"""`ema_traces` on 2 cores: matrix products over chunks against a plain loop and against scans by `torch.cumsum`.
+
+Three rates (.5, .1, .02) over x [4, T, 256] in float32, forward alone and forward with backward. The loop is one `lerp`
+a step for all rates, which is also the reference. The scan is h_t = (1-a)^t Σ_s (1-a)^-s a x_s: a cumulative sum of x
+scaled up, scaled down again. Over a whole sequence that is not usable: (1-a)^-t leaves the range of float32 at t = 128
+for a = .5 (at t = 4,391 for a = .02). So the contender sums within blocks of 64 steps, where 2^64 is in range, and
+carries the end of each block to the next.
+
+Floor: x is read once and each trace written once; backward reads the traces' gradients and writes that of x. 16 bytes
+for each of the 4 T 256 numbers forward, as many backward, held against the bandwidth of a copy.
+
+    python benchmarks/traces_cpu.py --record results/benchmarks
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from ematrace import ema_traces
+from ematrace.bench import BenchmarkRecord, Row, copy_bandwidth, finish, ratio, time_cpu
+
+NEEDS = "cpu"
+THREADS = 2
+ALPHAS = (0.5, 0.1, 0.02)
+SEQUENCES, CHANNELS = 4, 256
+LENGTHS, QUICK_LENGTHS = (256, 1024, 4096, 16_384), (50, 200)
+REPETITIONS, QUICK_REPETITIONS = 11, 2
+BLOCK = 64
+TOLERANCE = 1e-5  # of traces of standard normal numbers, and of gradients of their sum with random weights
+
+
+def chunked(x: Tensor) -> Tensor:
+    return ema_traces(x, ALPHAS, backend="chunked")[0]
+
+
+def loop(x: Tensor) -> Tensor:
+    return ema_traces(x, ALPHAS, backend="reference")[0]
+
+
+def cumsum_scan(x: Tensor, alphas: Sequence[float] = ALPHAS) -> Tensor:
+    """[B,T,D] to [A,B,T,D] by cumulative sums within blocks and a loop over blocks."""
+    n_blocks = -(-x.shape[1] // BLOCK)
+    padded = torch.nn.functional.pad(x, (0, 0, 0, n_blocks * BLOCK - x.shape[1])).unflatten(1, (n_blocks, BLOCK))
+    step = torch.arange(BLOCK, dtype=torch.float64)
+    traces = []
+    for a in alphas:
+        up, down = (a * (1 - a) ** -step).to(x)[:, None], ((1 - a) ** step).to(x)[:, None]
+        within = (padded * up).cumsum(2) * down
+        carry, carried = torch.zeros_like(within[:, 0, 0]), []
+        for end in within[:, :, -1].unbind(1):
+            carried.append(carry)
+            carry = end + (1 - a) ** BLOCK * carry
+        h = within + (1 - a) * down * torch.stack(carried, 1).unsqueeze(2)
+        traces.append(h.flatten(1, 2)[:, : x.shape[1]])
+    return torch.stack(traces)
+
+
+CONTENDERS: dict[str, Callable[[Tensor], Tensor]] = {
+    "ematrace": chunked,
+    "plain torch loop": loop,
+    "cumsum in blocks": cumsum_scan,
+}
+
+
+def backward(contender: Callable[[Tensor], Tensor], x: Tensor, weights: Tensor) -> Tensor:
+    x = x.detach().requires_grad_()
+    contender(x).backward(weights)
+    assert x.grad is not None
+    return x.grad
+
+
+def check(n_steps: int) -> list[str]:
+    """Traces and gradients of every contender against the loop in float64."""
+    draw = torch.Generator().manual_seed(1)
+    x = torch.randn(2, n_steps, 8, generator=draw)
+    weights = torch.randn(len(ALPHAS), *x.shape, generator=draw)
+    exact, exact_grad = loop(x.double()), backward(loop, x.double(), weights.double())
+    lines = []
+    for name, contender in CONTENDERS.items():
+        error = float((contender(x) - exact).abs().max())
+        grad_error = float((backward(contender, x, weights) - exact_grad).abs().max())
+        lines.append(f"{name}, T={n_steps}: largest error of traces {error:.1e}, of gradients {grad_error:.1e}")
+        if not (error < TOLERANCE and grad_error < TOLERANCE):
+            raise SystemExit(f"{lines[-1]}: more than {TOLERANCE}")
+    return lines
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="short sequences, to see that it runs")
+    parser.add_argument("--record", type=Path, help="folder for the record")
+    arguments = parser.parse_args()
+    torch.set_num_threads(THREADS)
+    lengths = QUICK_LENGTHS if arguments.quick else LENGTHS
+    repetitions = QUICK_REPETITIONS if arguments.quick else REPETITIONS
+    checks = check(2 * BLOCK + 5) + check(lengths[-1])
+
+    draw = torch.Generator().manual_seed(0)
+    work: dict[str, Callable[[], object]] = {}
+    for length in lengths:
+        x = torch.randn(SEQUENCES, length, CHANNELS, generator=draw)
+        weights = torch.randn(len(ALPHAS), *x.shape, generator=draw)
+        for name, contender in CONTENDERS.items():
+            work[f"{name} forward T={length}"] = lambda f=contender, x=x: f(x)  # type: ignore[misc]
+        for name, contender in CONTENDERS.items():
+            work[f"{name} forward and backward T={length}"] = lambda f=contender, x=x, w=weights: backward(f, x, w)  # type: ignore[misc]
+    timings = time_cpu(work, repetitions)
+
+    rows, ratios = [], {}
+    for name, timing in timings.items():
+        length = int(name.rpartition("=")[2])
+        passes = 2 if "backward" in name else 1
+        numbers = passes * (1 + len(ALPHAS)) * SEQUENCES * length * CHANNELS
+        rows.append(Row(name, timing, bytes=4.0 * numbers, tokens=SEQUENCES * length))
+        peer = name.replace("ematrace", "{}")
+        if peer != name:
+            for other in ("plain torch loop", "cumsum in blocks"):
+                ratios[f"{name} against {other}"] = ratio(timings[peer.format(other)], timing)
+    finish(
+        BenchmarkRecord(
+            benchmark="traces_cpu",
+            title="Three traces on a CPU",
+            rows=tuple(rows),
+            ratios=ratios,
+            ceilings={"copy_bytes_per_second": copy_bandwidth(torch.device("cpu"))},
+            checks=tuple(checks),
+            settings={
+                **{"threads": THREADS, "alphas": ALPHAS, "sequences": SEQUENCES, "channels": CHANNELS},
+                **{"block": BLOCK, "repetitions": repetitions, "quick": arguments.quick},
+            },
+        ),
+        arguments.record,
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,497 @@
+"""One token of one stream through all of SPEN in one kernel.
+
+A token needs three products a block, each of which needs all of the one before it. As kernels of their own they would
+be too short to fill the memory's pipeline, so one kernel keeps a program on every multiprocessor for the whole token:
+each owns some rows of every matrix and fetches those of the next product while it waits for the results of the others.
+
+Results are exchanged through memory, a 32-bit word for each number. A word is EMPTY until its owner writes it, once,
+and readers ask until no word is EMPTY: the data is its own flag, so no fence and no counter is on the way. Every
+exchange of a token has words of its own; there are two sets of them, and a token that uses one empties the other, which
+the end of the kernel makes known to all. No program can be late for an exchange: the next one needs its part.
+All programs must be resident together, one on each multiprocessor, or they would wait for one that never starts.
+
+Weights are pairs of bfloat16 in 32-bit words (`pack_pairs`): column j of a row's first half in the low bits, column j
+of its second half in the high bits, so that both unpack in one instruction. All arithmetic is in float32.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+EMPTY = tl.constexpr(-1)
+"""As a float a NaN that no computation returns; `_word` maps every NaN to another."""
+PATIENCE = tl.constexpr(1 << 20)
+"""Times to ask for missing words, about a second, before giving up: `status` then tells, and the GPU is not lost."""
+SMALLEST = tl.constexpr(-(1 << 63))
+BOTTOM, TOP = tl.constexpr(-0x7FFFFFFF), tl.constexpr(0x7FFFFFFF)
+"""Below and above the keys of all numbers."""
+LINE = tl.constexpr(32)
+"""Words of a cache line: a line that is read as a whole must not hold another exchange."""
+
+CONTEXT, UNITS, OUTPUT, HEAD = 1, 2, 4, 8
+WHOLE = CONTEXT | UNITS | OUTPUT | HEAD
+"""What a launch does: a whole token, or one part of it for one block (for tests, where programs run one by one)."""
+_CONTEXT, _UNITS, _OUTPUT = tl.constexpr(CONTEXT), tl.constexpr(UNITS), tl.constexpr(OUTPUT)
+_HEAD, _WHOLE = tl.constexpr(HEAD), tl.constexpr(WHOLE)
+
+
+@triton.jit
+def _wide(number):
+    return tl.zeros((), tl.int64) + number
+
+
+@triton.jit
+def _low(pair):
+    return (pair << 16).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _high(pair):
+    return (pair & -65536).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _word(value):
+    """A float's bits, never EMPTY."""
+    return tl.where(value != value, float("nan"), value).to(tl.int32, bitcast=True)
+
+
+@triton.jit
+def _missing(low, high):
+    return tl.sum(((low == EMPTY) | (high == EMPTY)).to(tl.int32))
+
+
+@triton.jit
+def _receive(words_ptr, at, half, inside, status_ptr):
+    """Both halves of an exchanged vector, [BLOCK] each, as soon as all of it is there.
+
+    The tensors must have at least 4 elements a thread: a smaller one is held by several threads, and the one that is
+    asked might have it while another does not.
+    """
+    low = tl.load(words_ptr + at, mask=inside, other=0, volatile=True)
+    high = tl.load(words_ptr + half + at, mask=inside, other=0, volatile=True)
+    asked = 0
+    while (_missing(low, high) > 0) & (asked < PATIENCE):
+        low = tl.load(words_ptr + at, mask=inside, other=0, volatile=True)
+        high = tl.load(words_ptr + half + at, mask=inside, other=0, volatile=True)
+        asked += 1
+    if asked == PATIENCE:
+        tl.store(status_ptr, 1)
+    return low.to(tl.float32, bitcast=True), high.to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _n_missing(words_ptr, N: tl.constexpr, STEP: tl.constexpr, BLOCK: tl.constexpr):
+    at = tl.arange(0, BLOCK) * STEP
+    last = at if STEP == 1 else tl.minimum(at + STEP, N) - 1
+    words = tl.load(words_ptr + last, mask=at < N, other=0, volatile=True)
+    return tl.sum((words == EMPTY).to(tl.int32))
+
+
+@triton.jit
+def _await(words_ptr, N: tl.constexpr, STEP: tl.constexpr, BLOCK: tl.constexpr, status_ptr):
+    """Returns when the last of every STEP of the N words is there; with STEP 1 all are.
+
+    Ordinary loads may follow: no cache has a word that was not there.
+    """
+    asked = 0
+    missing = _n_missing(words_ptr, N, STEP, BLOCK)
+    while (missing > 0) & (asked < PATIENCE):
+        missing = _n_missing(words_ptr, N, STEP, BLOCK)
+        asked += 1
+    if asked == PATIENCE:
+        tl.store(status_ptr, 1)
+
+
+@triton.jit
+def _rows(weights_ptr, row, wanted, column, COLUMNS: tl.constexpr):
+    """[R, C] pairs; rows that are not wanted are 0 and cost no memory traffic."""
+    return tl.load(
+        weights_ptr + row.to(tl.int64)[:, None] * COLUMNS + column[None, :],
+        mask=wanted[:, None] & (column < COLUMNS)[None, :],
+        other=0,
+        eviction_policy="evict_first",
+    )
+
+
+@triton.jit
+def _product(pairs, low, high):
+    """[R, C] pairs times a vector in halves [C] to [R]."""
+    total = _low(pairs) * low[None, :]
+    total += _high(pairs) * high[None, :]
+    return tl.sum(total, axis=1)
+
+
+@triton.jit
+def _rank_key(z, inside):
+    """Integers that compare like z; -0 is 0 and NaN is +infinity, as in ematrace.ops.topk; lanes outside come last."""
+    ranked = tl.where(z != z, float("inf"), tl.where(z == 0, 0.0, z))
+    bits = ranked.to(tl.int32, bitcast=True)
+    return tl.where(inside, bits ^ ((bits >> 31) & 0x7FFFFFFF), -0x80000000)
+
+
+@triton.jit
+def _keep_topk(z_low, z_high, at, inside, HALF: tl.constexpr, K: tl.constexpr, hint):
+    """The K largest of z, the rest 0; NaN ranks with +infinity, ties go to the lowest index, as in ematrace.ops.topk.
+
+    Any threshold that just K units reach will do. Two are counted at a time, placed where the counts so far put it; the
+    first near `hint`, the threshold of the last token. On smooth values that takes about four counts. What is left
+    after ten, such as ties, is found by bisection. Returns the threshold besides, as the next hint.
+    """
+    low = tl.where(inside, tl.where(z_low != z_low, float("inf"), z_low), float("-inf"))
+    high = tl.where(inside, tl.where(z_high != z_high, float("inf"), z_high), float("-inf"))
+    # n_least >= K units reach `least`, n_more < K reach `more`.
+    least, more = tl.full((), float("-inf"), tl.float32), tl.full((), float("inf"), tl.float32)
+    n_least, n_more = tl.full((), 2 * HALF, tl.int32), tl.full((), 0, tl.int32)
+    a, b = hint * 0.94, hint * 1.06
+    counted = 0
+    while (n_least != K) & (counted < 10):
+        reached = (low >= a).to(tl.int32) + (high >= a).to(tl.int32)
+        reached += ((low >= b).to(tl.int32) + (high >= b).to(tl.int32)) << 16
+        both = tl.sum(reached)
+        n_a, n_b = both & 0xFFFF, (both >> 16) & 0xFFFF
+        least, n_least = (
+            tl.where(n_b >= K, b, tl.where(n_a >= K, a, least)),
+            tl.where(n_b >= K, n_b, tl.where(n_a >= K, n_a, n_least)),
+        )
+        more, n_more = (
+            tl.where(n_a < K, a, tl.where(n_b < K, b, more)),
+            tl.where(n_a < K, n_a, tl.where(n_b < K, n_b, n_more)),
+        )
+        if (more == float("inf")) | (least == float("-inf")):
+            # On one side of all so far: go by the slope of a normal distribution's tail.
+            above = more == float("inf")
+            n_edge = tl.maximum(tl.where(above, n_least, n_more).to(tl.float32), 0.5)
+            factor = tl.exp2(0.33 * tl.log2(n_edge / K))
+            guess = tl.where(above, least, more) * factor
+            around = 0.3 * tl.minimum(tl.abs(factor - 1), 1.0) + 0.003
+            a, b = guess * (1 - around), guess * (1 + around)
+        else:
+            # Between two: interpolate, and stay within a fifth of the likely error.
+            scale = tl.rsqrt((n_least - n_more).to(tl.float32))
+            width = more - least
+            middle = least + width * ((n_least - K).to(tl.float32) * scale * scale)
+            a, b = middle - 0.2 * width * scale, middle + 0.2 * width * scale
+        counted += 1
+    keep_low, keep_high = low >= least, high >= least
+    if n_least != K:
+        keep_low, keep_high, least = _keep_by_bisection(low, high, at, inside, HALF, K)
+    return tl.where(keep_low, z_low, 0.0), tl.where(keep_high, z_high, 0.0), least
+
+
+@triton.jit
+def _keep_by_bisection(low, high, at, inside, HALF: tl.constexpr, K: tl.constexpr):
+    """Which are the K largest, exactly, and the K-th: first by key, then among those that tie with it by index."""
+    low_key, high_key = _rank_key(low, inside), _rank_key(high, inside)
+    least, more = tl.full((), BOTTOM, tl.int32), tl.full((), TOP, tl.int32)
+    while more - 1 != least:
+        middle = (least & more) + ((least ^ more) >> 1)
+        enough = tl.sum((low_key >= middle).to(tl.int32) + (high_key >= middle).to(tl.int32)) >= K
+        least = tl.where(enough, middle, least)
+        more = tl.where(enough, more, middle)
+    room = K - tl.sum((low_key > least).to(tl.int32) + (high_key > least).to(tl.int32))
+    first, last = tl.full((), 0, tl.int32), tl.full((), 2 * HALF - 1, tl.int32)
+    while first < last:  # the smallest index up to which `room` tied units lie
+        middle = (first + last) // 2
+        seen = ((low_key == least) & (at <= middle)).to(tl.int32)
+        seen += ((high_key == least) & (at + HALF <= middle)).to(tl.int32)
+        enough = tl.sum(seen) >= room
+        last = tl.where(enough, middle, last)
+        first = tl.where(enough, first, middle + 1)
+    keep_low = (low_key > least) | ((low_key == least) & (at <= first))
+    keep_high = (high_key > least) | ((high_key == least) & (at + HALF <= first))
+    return keep_low, keep_high, (least ^ ((least >> 31) & TOP)).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _chunks(words_ptr, D: tl.constexpr, CHUNK: tl.constexpr, WARPS: tl.constexpr):
+    """D exchanged numbers that have all arrived, each half in chunks [WARPS, CHUNK], with mean and variance [WARPS].
+
+    Each row is the same and belongs to one warp, which so has all of the vector and reduces it by itself.
+    """
+    HALF: tl.constexpr = D // 2
+    CHUNKS: tl.constexpr = (HALF + CHUNK - 1) // CHUNK
+    column = tl.arange(0, CHUNK)[None, :] + tl.zeros((WARPS, 1), tl.int32)
+    low, high = (), ()
+    total = tl.zeros((WARPS, CHUNK), tl.float32)
+    for i in tl.static_range(CHUNKS):
+        at = i * CHUNK + column
+        low += (tl.load(words_ptr + at, mask=at < HALF, other=0).to(tl.float32, bitcast=True),)
+        high += (tl.load(words_ptr + HALF + at, mask=at < HALF, other=0).to(tl.float32, bitcast=True),)
+        total += low[i] + high[i]
+    mean = tl.sum(total, axis=1) / D
+    square = tl.zeros((WARPS, CHUNK), tl.float32)
+    for i in tl.static_range(CHUNKS):
+        inside = i * CHUNK + column < HALF
+        off_low, off_high = low[i] - mean[:, None], high[i] - mean[:, None]
+        square += tl.where(inside, off_low * off_low + off_high * off_high, 0.0)
+    return low, high, mean, tl.sum(square, axis=1) / D
+
+
+@triton.jit
+def _normed(words_ptr, weight_ptr, bias_ptr, eps, D: tl.constexpr, CHUNK: tl.constexpr, WARPS: tl.constexpr):
+    """LayerNorm, in the same chunks."""
+    HALF: tl.constexpr = D // 2
+    low, high, mean, variance = _chunks(words_ptr, D, CHUNK, WARPS)
+    scale = 1.0 / tl.sqrt(variance + eps)
+    column = tl.arange(0, CHUNK)[None, :] + tl.zeros((WARPS, 1), tl.int32)
+    n_low, n_high = (), ()
+    for i in tl.static_range((HALF + CHUNK - 1) // CHUNK):
+        at = i * CHUNK + column
+        inside = at < HALF
+        g = tl.load(weight_ptr + at, mask=inside, other=0.0)
+        b = tl.load(bias_ptr + at, mask=inside, other=0.0)
+        n_low += ((low[i] - mean[:, None]) * scale[:, None] * g + b,)
+        g = tl.load(weight_ptr + HALF + at, mask=inside, other=0.0)
+        b = tl.load(bias_ptr + HALF + at, mask=inside, other=0.0)
+        n_high += ((high[i] - mean[:, None]) * scale[:, None] * g + b,)
+    return n_low, n_high
+
+
+@triton.jit
+def _row_chunks(weights_ptr, row, wanted, HALF: tl.constexpr, CHUNK: tl.constexpr, EVICT: tl.constexpr):
+    """The pairs of rows [WARPS, R] in chunks [WARPS, R, CHUNK]: a warp has whole rows, R of them."""
+    column = tl.arange(0, CHUNK)[None, None, :]
+    row_ptr = weights_ptr + row.to(tl.int64)[:, :, None] * HALF
+    tiles = ()
+    for i in tl.static_range((HALF + CHUNK - 1) // CHUNK):
+        at = i * CHUNK + column
+        inside = wanted[:, :, None] & (at < HALF)
+        tiles += (tl.load(row_ptr + at, mask=inside, other=0, eviction_policy=EVICT),)
+    return tiles
+
+
+@triton.jit
+def _chunked_product(tiles, n_low, n_high, CHUNKS: tl.constexpr):
+    """[WARPS, R]."""
+    total = _low(tiles[0]) * n_low[0][:, None, :]
+    total += _high(tiles[0]) * n_high[0][:, None, :]
+    for i in tl.static_range(1, CHUNKS):
+        total += _low(tiles[i]) * n_low[i][:, None, :]
+        total += _high(tiles[i]) * n_high[i][:, None, :]
+    return tl.sum(total, axis=2)
+
+
+@triton.jit
+def _score(tiles, n, logits_ptr, row, end, best, CHUNKS: tl.constexpr):
+    """Logits of some rows, and the best so far: larger logits have larger keys, and of equal ones the first row has."""
+    logit = _chunked_product(tiles, n[0], n[1], CHUNKS)
+    tl.store(logits_ptr + row, logit, mask=row < end)
+    key = (_rank_key(logit, row < end).to(tl.int64) << 32) | (0x7FFFFFFF - row).to(tl.int64)
+    return tl.maximum(best, tl.where(row < end, key, SMALLEST))
+
+
+@triton.jit(do_not_specialize=["greedy", "first_layer", "last_layer", "n_layers"])
+def decode_token(
+    ids_ptr,  # [1] int64, the token, unless `greedy`
+    best_ptr,  # [2] int64: key of the largest logit << 32 | (2^31 - 1 - its row), of this token and the one before
+    history_ptr,  # [HISTORY] int64: the tokens that were read
+    clock_ptr,  # [1] int32: tokens read so far
+    status_ptr,  # [1] int32: 1 when an exchange was given up
+    state_ptr,  # [n_layers, A, D] float32
+    next_state_ptr,  # the same memory when a whole token is read
+    rates_ptr,  # [2, A] float32: 1 - alpha, alpha
+    hints_ptr,  # [2, n_layers] float32: thresholds of the last two tokens
+    words_ptr,  # [2, n_layers, words_of_a_block(D, D_FF)] int32: c, then x', then z
+    embedding_ptr,  # [vocabulary, D / 2] pairs
+    mix_ptr,  # [n_layers, D, (A + 2) D / 2] pairs
+    up_ptr,  # [n_layers, D_FF, D / 2] pairs: W_up times the norm's weight
+    up_sums_ptr,  # [n_layers, 2, D_FF] float32: sums of these rows, and W_up times the norm's bias
+    down_ptr,  # [n_layers, D, D_FF / 2] pairs
+    norm_ptr,  # [2, D] float32: weight and bias of the final norm
+    head_ptr,  # [vocabulary, D / 2] pairs
+    logits_ptr,  # [vocabulary] float32
+    eps,
+    greedy,  # not 0: read the token that the last logits put first
+    first_layer,
+    last_layer,
+    n_layers,
+    A: tl.constexpr,
+    D: tl.constexpr,
+    D_FF: tl.constexpr,
+    VOCABULARY: tl.constexpr,
+    K: tl.constexpr,  # 0: dense
+    DIRECT: tl.constexpr,  # residual "direct": x' = c + W_down z
+    HISTORY: tl.constexpr,
+    ROWS_D: tl.constexpr,  # of D and of D_FF that a program owns, and the same as powers of two
+    ROWS_FF: tl.constexpr,
+    ROWS_HEAD: tl.constexpr,
+    BLOCK_ROWS_D: tl.constexpr,
+    BLOCK_ROWS_FF: tl.constexpr,
+    BLOCK_ROWS_HEAD: tl.constexpr,
+    BLOCK_MIX: tl.constexpr,  # powers of two that hold (A + 2) D / 2, D_FF / 2, D
+    BLOCK_DOWN: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    CHUNK: tl.constexpr,
+    WARPS: tl.constexpr,  # num_warps of the launch
+    EARLY_UP: tl.constexpr,
+    Z_SAMPLED: tl.constexpr,
+    KEPT_ROWS: tl.constexpr,  # of the head
+    PARTS: tl.constexpr,
+):
+    HALF: tl.constexpr = D // 2
+    HALF_FF: tl.constexpr = D_FF // 2
+    MIX: tl.constexpr = (A + 2) * HALF
+    CHUNKS: tl.constexpr = (HALF + CHUNK - 1) // CHUNK
+    WORDS_D: tl.constexpr = (D + LINE - 1) // LINE * LINE
+    EXCHANGED: tl.constexpr = 2 * WORDS_D + (D_FF + LINE - 1) // LINE * LINE
+    program = tl.program_id(0)
+    clock = tl.load(clock_ptr)
+    side = clock & 1
+    given, best_0, best_1 = tl.load(ids_ptr), tl.load(best_ptr), tl.load(best_ptr + 1)
+    token = tl.where(greedy != 0, 0x7FFFFFFF - (tl.where(side == 0, best_1, best_0) & 0x7FFFFFFF), given)
+    mine_ptr = words_ptr + side * n_layers * EXCHANGED
+    other_ptr = words_ptr + (1 - side) * n_layers * EXCHANGED
+
+    in_d = tl.arange(0, BLOCK_ROWS_D)
+    row_d = program * ROWS_D + in_d
+    own_d = (in_d < ROWS_D) & (row_d < D)
+    in_ff = tl.arange(0, WARPS)[:, None] + WARPS * tl.arange(0, BLOCK_ROWS_FF // WARPS)[None, :]
+    row_ff = program * ROWS_FF + in_ff
+    own_ff = (in_ff < ROWS_FF) & (row_ff < D_FF)
+
+    # Position i of the context's input, v = [h_1 ... h_A, x, ĥ]: pair `at` of part `part`.
+    i = tl.arange(0, BLOCK_MIX)
+    in_mix = i < MIX
+    part = i // HALF
+    at = i % HALF
+    trace = tl.where(part < A, part, A - 1)  # ĥ is the slow trace too
+    is_trace = in_mix & (part != A)
+    is_unit = part == A + 1
+    keep = tl.where(part == A, 0.0, tl.load(rates_ptr + trace))
+    alpha = tl.where(part == A, 1.0, tl.load(rates_ptr + A + trace))
+    stored = in_mix & (part < A)
+    store_low = stored & (at // ROWS_D == program)
+    store_high = stored & ((at + HALF) // ROWS_D == program)
+    in_down = tl.arange(0, BLOCK_DOWN)
+    inside_down = in_down < HALF_FF
+
+    if _CONTEXT & PARTS:
+        w_mix = _rows(mix_ptr + _wide(first_layer) * D * MIX, row_d, own_d, i, MIX)
+        h_at = state_ptr + first_layer * A * D + trace * D + at
+        h_low = tl.load(h_at, mask=is_trace, other=0.0)
+        h_high = tl.load(h_at + HALF, mask=is_trace, other=0.0)
+    if EARLY_UP and PARTS == _WHOLE:
+        w_up = _row_chunks(up_ptr, row_ff, own_ff, HALF, CHUNK, "evict_first")
+    if (_CONTEXT | _OUTPUT) & PARTS:
+        valid = tl.where((token >= 0) & (token < VOCABULARY), token, 0)
+        pairs = tl.load(embedding_ptr + valid * HALF + at, mask=in_mix, other=0)
+        x_low, x_high = _low(pairs), _high(pairs)
+        pair = tl.load(embedding_ptr + valid * HALF + row_d % HALF, mask=own_d, other=0)
+        x_own = tl.where(row_d < HALF, _low(pair), _high(pair))
+        if PARTS != _WHOLE and first_layer > 0:  # an earlier launch has it all
+            before_ptr = mine_ptr + (first_layer - 1) * EXCHANGED + WORDS_D
+            x_low = tl.load(before_ptr + at, mask=in_mix, other=0).to(tl.float32, bitcast=True)
+            x_high = tl.load(before_ptr + HALF + at, mask=in_mix, other=0).to(tl.float32, bitcast=True)
+            x_own = tl.load(before_ptr + row_d, mask=own_d, other=0).to(tl.float32, bitcast=True)
+
+    for layer in range(first_layer, last_layer):
+        c_ptr = mine_ptr + layer * EXCHANGED
+        x_ptr = c_ptr + WORDS_D
+        z_ptr = c_ptr + 2 * WORDS_D
+
+        if _CONTEXT & PARTS:  # c = x + M [h; x; ĥ]
+            v_low = keep * h_low + alpha * x_low
+            v_high = keep * h_high + alpha * x_high
+            slow = tl.where(is_unit & in_mix, v_low * v_low + v_high * v_high, 0.0)
+            length = tl.sqrt(tl.sum(slow))
+            unit = tl.where(is_unit, 1.0 / tl.where(length == 0, float("inf"), length), 1.0)
+            c_own = x_own + _product(w_mix, v_low * unit, v_high * unit)
+            tl.store(c_ptr + row_d, _word(c_own), mask=own_d)
+
+        if _UNITS & PARTS:  # z = GELU(W_up LN(c)), the norm taken out of the product
+            if not EARLY_UP or PARTS != _WHOLE:
+                w_up = _row_chunks(up_ptr + _wide(layer) * D_FF * HALF, row_ff, own_ff, HALF, CHUNK, "evict_first")
+            row_sum = tl.load(up_sums_ptr + layer * 2 * D_FF + row_ff, mask=own_ff, other=0.0)
+            offset = tl.load(up_sums_ptr + (layer * 2 + 1) * D_FF + row_ff, mask=own_ff, other=0.0)
+            _await(c_ptr, D, 1, BLOCK_D, status_ptr)
+            c_low, c_high, mean, variance = _chunks(c_ptr, D, CHUNK, WARPS)
+            u = _chunked_product(w_up, c_low, c_high, CHUNKS) - mean[:, None] * row_sum
+            u = u * tl.rsqrt(variance + eps)[:, None] + offset
+            z = 0.5 * u * (1.0 + tl.erf(u * 0.7071067811865476))
+            tl.store(z_ptr + row_ff, _word(z), mask=own_ff)
+        if _CONTEXT & PARTS:
+            # All of c is there, so that nobody needs the old state any more.
+            state_at = next_state_ptr + layer * A * D + trace * D + at
+            tl.store(state_at, v_low, mask=store_low)
+            tl.store(state_at + HALF, v_high, mask=store_high)
+
+        if _OUTPUT & PARTS:  # x' = x + W_down topk(z)
+            w_down = _rows(down_ptr + _wide(layer) * D * HALF_FF, row_d, own_d, in_down, HALF_FF)
+            if PARTS == _WHOLE:  # the next block's weights and state, none after the last
+                left = tl.where(_wide(layer) + 1 < last_layer, 1 << 30, 0)
+                w_mix = _rows(mix_ptr + _wide(layer + 1) * D * MIX, row_d, own_d & (row_d < left), i, MIX)
+                h_at = state_ptr + (layer + 1) * A * D + trace * D + at
+                h_low = tl.load(h_at, mask=is_trace & (i < left), other=0.0)
+                h_high = tl.load(h_at + HALF, mask=is_trace & (i < left), other=0.0)
+            # What the last token left in the other set is emptied for the next one.
+            emptied_ptr = other_ptr + layer * EXCHANGED
+            tl.store(emptied_ptr + row_d, EMPTY, mask=own_d)
+            tl.store(emptied_ptr + WORDS_D + row_d, EMPTY, mask=own_d)
+            tl.store(emptied_ptr + 2 * WORDS_D + row_ff, EMPTY, mask=own_ff)
+            hint = tl.load(hints_ptr + (1 - side) * n_layers + layer)
+            if Z_SAMPLED:
+                _await(z_ptr, D_FF, ROWS_FF, BLOCK_D, status_ptr)
+            z_low, z_high = _receive(z_ptr, in_down, HALF_FF, inside_down, status_ptr)
+            if K > 0 and K < D_FF:
+                z_low, z_high, threshold = _keep_topk(z_low, z_high, in_down, inside_down, HALF_FF, K, hint)
+                tl.store(hints_ptr + side * n_layers + layer, threshold, mask=program == 0)
+            if DIRECT:
+                x_own = tl.load(c_ptr + row_d, mask=own_d, other=0).to(tl.float32, bitcast=True)
+            x_own += _product(w_down, z_low, z_high)
+            tl.store(x_ptr + row_d, _word(x_own), mask=own_d)
+            if PARTS == _WHOLE:
+                if EARLY_UP:
+                    next_ptr = up_ptr + _wide(layer + 1) * D_FF * HALF
+                    w_up = _row_chunks(next_ptr, row_ff, own_ff & (row_ff < left), HALF, CHUNK, "evict_first")
+                # One more trip to the L2 than `_receive`, but each number makes it once and not A + 2 times.
+                _await(x_ptr, D, 1, BLOCK_D, status_ptr)
+                x_low = tl.load(x_ptr + at, mask=in_mix, other=0).to(tl.float32, bitcast=True)
+                x_high = tl.load(x_ptr + HALF + at, mask=in_mix, other=0).to(tl.float32, bitcast=True)
+
+    if _HEAD & PARTS:  # logits = W_head LN(x)
+        x_ptr = mine_ptr + (n_layers - 1) * EXCHANGED + WORDS_D
+        in_head = tl.arange(0, WARPS)[:, None] + WARPS * tl.arange(0, BLOCK_ROWS_HEAD // WARPS)[None, :]
+        start = program * ROWS_HEAD
+        end = tl.minimum(start + ROWS_HEAD, VOCABULARY)
+        row = start + in_head
+        w_head = _row_chunks(head_ptr, row, row < end, HALF, CHUNK, "evict_last" if KEPT_ROWS > 0 else "evict_first")
+        _await(x_ptr, D, 1, BLOCK_D, status_ptr)
+        n = _normed(x_ptr, norm_ptr, norm_ptr + D, eps, D, CHUNK, WARPS)
+        best = tl.full((WARPS, BLOCK_ROWS_HEAD // WARPS), SMALLEST, tl.int64)
+        if KEPT_ROWS > 0:  # these stay in the L2 from token to token
+            for _ in range(0, KEPT_ROWS, BLOCK_ROWS_HEAD):
+                later = row + BLOCK_ROWS_HEAD
+                w_next = _row_chunks(head_ptr, later, later < end, HALF, CHUNK, "evict_last")
+                best = _score(w_head, n, logits_ptr, row, end, best, CHUNKS)
+                w_head, row = w_next, later
+        for _ in range(KEPT_ROWS, ROWS_HEAD, BLOCK_ROWS_HEAD):
+            later = row + BLOCK_ROWS_HEAD
+            w_next = _row_chunks(head_ptr, later, later < end, HALF, CHUNK, "evict_first")
+            best = _score(w_head, n, logits_ptr, row, end, best, CHUNKS)
+            w_head, row = w_next, later
+        tl.atomic_max(best_ptr + side, tl.max(tl.max(best, axis=1), axis=0), sem="relaxed")
+        # All programs have read these: each has sent its part of the last x.
+        if program == tl.num_programs(0) - 1:
+            tl.store(history_ptr + clock % HISTORY, token)
+            tl.store(best_ptr + 1 - side, SMALLEST)
+            tl.store(clock_ptr, clock + 1)
+
+
+INTERPRETED = not isinstance(decode_token, triton.JITFunction)  # by TRITON_INTERPRET=1, for tests without a GPU
+
+
+def words_of_a_block(d: int, d_ff: int) -> int:
+    """Words that the exchanges of c, x' and z need, each in lines of its own."""
+    line: int = LINE.value
+    return sum(-(-n // line) * line for n in (d, d, d_ff))
+
+
+def pack_pairs(weight: Tensor, parts: int = 1) -> Tensor:
+    """[rows, columns] as pairs of bfloat16, [rows, columns / 2] int32; columns are `parts` vectors, each halved."""
+    halves = weight.to(torch.bfloat16).unflatten(1, (parts, 2, -1)).view(torch.int16).to(torch.int32)
+    pairs: Tensor = (halves[:, :, 0] & 0xFFFF) | (halves[:, :, 1] << 16)
+    return pairs.flatten(1).contiguous()
