@@ -4,7 +4,7 @@ Works on copies of src/ and tests/ in a temporary folder; the working tree is on
 unnoticed, 2 if something does not fit: a text to replace that is not there exactly once, tests that fail without a
 defect, a copy that is not the one imported.
 
-    python scripts/plant_defects.py              # all of them, five to six minutes on two idle cores
+    python scripts/plant_defects.py              # all of them
     python scripts/plant_defects.py --only spa   # those with "spa" in their name
     python scripts/plant_defects.py --compiled   # compile each broken kernel; else Python interprets them, see numba's
                                                  # NUMBA_DISABLE_JIT: the same source, and 12 s saved each time

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from defects.defect import Defect
 
-TOPK, TOPK_TRITON, BALANCE = "ops/topk.py", "ops/topk_triton.py", "ops/load_balance.py"
-ENTROPY, ENTROPY_TRITON = "ops/cross_entropy.py", "ops/cross_entropy_triton.py"
+TOPK, BALANCE, ENTROPY = "ops/topk.py", "ops/load_balance.py", "ops/cross_entropy.py"
 BLOCK, PREDICTORS, MODELING, CACHE = "spen/block.py", "spen/predictors.py", "spen/modeling.py", "spen/cache.py"
 STREAM, FAST, PARITY, SETTINGS = "spen/stream.py", "spen/fast_weights.py", "spen/parity.py", "spen/configuration.py"
 T_TOPK, T_ENTROPY, T_BALANCE = "test_ops_topk.py", "test_ops_cross_entropy.py", "test_ops_load_balance.py"
 T_MODEL, T_TRANSFORMERS, T_STREAM = "test_spen_model.py", "test_spen_transformers.py", "test_spen_stream.py"
-T_GENERATION = "test_spen_generation.py"
+T_GENERATION, DECODER, T_DECODER = "test_spen_generation.py", "spen/decoder.py", "test_spen_decoder_cpu.py"
 ALGORITHM = "algorithm_1 and 3-"
 
 DEFECTS = (
@@ -22,20 +21,14 @@ DEFECTS = (
            "z = torch.nan_to_num(z, nan",
            "z = torch.nan_to_num(z.abs(), nan"),
     Defect("top-k ranks what enters GELU", TOPK, T_TOPK, "first_k_of_a_stable_sort",
-           "topk_mask(z, k), z, 0.0)",
-           "topk_mask(u, k), z, 0.0)"),
+           "topk_mask(gelu_rank(u), k)",
+           "topk_mask(u, k)"),
     Defect("straight-through gradient masked", TOPK, T_TOPK, "straight_through_gradient",
            "ctx.straight_through = straight_through",
            "ctx.straight_through = straight_through = False"),
     Defect("masked gradient reaches all units", TOPK, T_TOPK, "masked_gradient",
-           "torch.where(kept[0] != 0, grad_u, 0.0)",
-           "grad_u"),
-    Defect("top-k kernel: lowest bit not searched", TOPK_TRITON, T_TOPK, "kernel_ranks",
-           "tl.static_range(BITS)",
-           "tl.static_range(BITS - 1)"),
-    Defect("top-k kernel: negatives in reverse", TOPK_TRITON, T_TOPK, "kernel_ranks",
-           "tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits)",
-           "bits"),
+           "grad_u = torch.where(z != 0, grad_u, 0.0)",
+           "pass"),
     # cross-entropy
     Defect("cross-entropy: ignored targets in the mean", ENTROPY, T_ENTROPY, "equals_torch",
            "(targets != ignore_index).sum().clamp(min=1)",
@@ -52,18 +45,12 @@ DEFECTS = (
     Defect("cross-entropy: weight's gradient summed in bfloat16", ENTROPY, T_ENTROPY, "summed_in_float32",
            "head[:0], dtype=exact)",
            "head[:0])"),
-    Defect("softmax kernel: sum not rescaled", ENTROPY_TRITON, T_ENTROPY, "kernel_equals",
-           "total * tl.exp(largest - larger) +",
-           "total +"),
-    Defect("softmax kernel: padding columns count", ENTROPY_TRITON, T_ENTROPY, "kernel_equals",
-           "mask=start + column < vocabulary, other",
-           "mask=start + column < width, other"),
     Defect("padding counts as load", BALANCE, T_BALANCE, "padding",
            "((z != 0) * weight).sum(0)",
            "(z != 0).sum(0)"),
-    Defect("load balance: gradient without the softmax's", BALANCE, T_BALANCE, "gradient",
-           "p * (f - (p * f).sum(-1, keepdim=True))",
-           "p * f"),
+    Defect("load balance: gradient without the softmax's", TOPK, T_BALANCE, "balanced_top_k_is",
+           "(u - log_sum).exp() * (f - share)",
+           "(u - log_sum).exp() * f"),
     # the block
     Defect("the fast trace predicts", PREDICTORS, T_MODEL, ALGORITHM,
            "self.W_pred(unit(traces[-1]))",
@@ -81,8 +68,8 @@ DEFECTS = (
            "traces.permute(1, 2, 0, 3)",
            "traces.permute(1, 2, 3, 0)"),
     Defect("load balance in evaluation", BLOCK, T_MODEL, "counts_in_training_only",
-           "balance = self.training and",
-           "balance ="),
+           "if self.training and config.load_balance > 0:",
+           "if config.load_balance > 0:"),
     Defect("trace state not carried", BLOCK, T_TRANSFORMERS, "carrying and static",
            "BlockState(trace_state, past)",
            "BlockState(state.traces, past)"),
@@ -174,4 +161,17 @@ DEFECTS = (
     Defect("parity: flips not counted", PARITY, T_STREAM, "parity",
            "((parallel != 0) != (streamed != 0)).any(-1)",
            "((parallel != 0) != (streamed != 0)).all(-1)"),
+    # decoders, as far as they are not compiled
+    Defect("decoder: sign of the folded prediction", DECODER, T_DECODER, "folding",
+           "W_e, -W_e @ W_pred], 1)",
+           "W_e, W_e @ W_pred], 1)"),
+    Defect("decoder: x and the unit trace swapped", DECODER, T_DECODER, "folding",
+           "W_e, -W_e @ W_pred], 1)",
+           "-W_e @ W_pred, W_e], 1)"),
+    Defect("decoder: any predictor folded", DECODER, T_DECODER, "cannot_run",
+           'if model.config.predictor != "static":',
+           "if False:"),
+    Defect("decoder: any number of streams", STREAM, T_DECODER, "other_streams",
+           "if decoder.n_streams not in (None, len(ids)):",
+           "if False:"),
 )  # fmt: skip

@@ -5,8 +5,8 @@ from __future__ import annotations
 from defects.defect import Defect
 
 LOOP, CHUNKED, OPERATOR = "traces/reference.py", "traces/chunked.py", "traces/operator.py"
-TRITON, TRACES_MODULE = "traces/triton_scan.py", "traces/module.py"
-T_OPERATOR, T_TRITON, T_TRACES = "test_traces_operator.py", "test_traces_triton.py", "test_traces_module.py"
+TRACES_MODULE = "traces/module.py"
+T_OPERATOR, T_TRACES = "test_traces_operator.py", "test_traces_module.py"
 
 DEFECTS = (
     Defect("loop: the rate weighs the past", LOOP, T_OPERATOR, "whole_chunks",
@@ -42,27 +42,6 @@ DEFECTS = (
     Defect("rates not checked", OPERATOR, T_OPERATOR, "bad_arguments",
            "if not 0.0 <= a <= 1.0:",
            "if False:"),
-    Defect("triton: state lost between tiles", TRITON, T_TRITON, "traces_and_gradients",
-           "h_tile = within + entering * h[:, None, :]",
-           "h_tile = within"),
-    Defect("triton: 1 - a rounded at every step", TRITON, T_TRITON, "slow_trace",
-           "log2_keep.to(tl.float32)",
-           "tl.log2(tl.where(keep > 0, keep, 1.0).to(tl.float32))"),
-    Defect("triton: final state of a full tile only", TRITON, T_TRITON, "traces_and_gradients",
-           "final = tl.minimum(BLOCK_T, end - start - tile * BLOCK_T) - 1",
-           "final = BLOCK_T - 1"),
-    Defect("triton: gradient of the last state dropped", TRITON, T_TRITON, "traces_and_gradients",
-           "(i == size - 1)[None, :, None] & (back == 0), grad_last",
-           "(i == size - 1)[None, :, None] & (back == 0), 0 * grad_last"),
-    Defect("triton: gradient lost between tiles", TRITON, T_TRITON, "traces_and_gradients",
-           "G_next = tl.sum(",
-           "G_next = 0 * tl.sum("),
-    Defect("triton: rates' gradient with h_t for h_{t-1}", TRITON, T_TRITON, "traces_and_gradients",
-           "x_base + x_at - x_stride_t, mask=earlier",
-           "x_base + x_at, mask=mask_td"),
-    Defect("triton: strides of x ignored", TRITON, T_TRITON, "strides",
-           "*wide.stride(), *x.stride()",
-           "*wide.stride(), *x.contiguous().stride()"),
     Defect("padding moves the state", TRACES_MODULE, T_TRACES, "as_if",
            "torch.where(mask_BT.unsqueeze(-1), x, 0)",
            "torch.nan_to_num(x, 1.0)"),

@@ -47,10 +47,10 @@ def _softmax_loss_kernel(
     log_sum = most + tl.log(tl.sum(total))
     tl.store(loss_ptr + row, tl.where(counted, log_sum - at_target, 0.0))
 
-    if GRADIENT:  # softmax - onehot; an ignored row gets 2^-inf
-        log_sum = tl.where(counted, log_sum, float("inf"))
+    if GRADIENT:  # softmax - onehot, and 0 in an ignored row, whatever its logits
         for i in tl.static_range(TILES):
-            grad = tl.exp2((x[i].to(tl.float32) - log_sum) * LOG2_E).to(logits_ptr.dtype.element_ty)
+            grad = tl.where(counted, tl.exp2((x[i].to(tl.float32) - log_sum) * LOG2_E), 0.0)
+            grad = grad.to(logits_ptr.dtype.element_ty)
             if (i + 1) * BLOCK <= WIDTH:
                 tl.store(logits_ptr + i * BLOCK + column, grad)
             else:

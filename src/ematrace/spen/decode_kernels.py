@@ -8,7 +8,8 @@ Results are exchanged through memory, a 32-bit word for each number. A word is E
 and readers ask until no word is EMPTY: the data is its own flag, so no fence and no counter is on the way. Every
 exchange of a token has words of its own; there are two sets of them, and a token that uses one empties the other, which
 the end of the kernel makes known to all. No program can be late for an exchange: the next one needs its part.
-All programs must be resident together, one on each multiprocessor, or they would wait for one that never starts.
+All programs must be resident together, one on each multiprocessor, or they would wait for one that never starts: no
+more programs than multiprocessors, and no two such kernels at the same time on different streams.
 
 Weights are pairs of bfloat16 in 32-bit words (`pack_pairs`): column j of a row's first half in the low bits, column j
 of its second half in the high bits, so that both unpack in one instruction. All arithmetic is in float32.
