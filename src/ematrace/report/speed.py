@@ -17,7 +17,8 @@ LEDE = (
     "Ours and its peers in one run. Results are checked against the reference first; then every repetition times all "
     "contenders in turn, and a time is the median, with the fastest and the slowest repetition beside it. The share of "
     "the ceiling holds the fewest bytes (or operations) that the work needs against a plain copy (or matrix product) "
-    "timed in the same run. Ratios are taken within repetitions; above 1, ours is faster."
+    "timed in the same run. Ratios are taken within repetitions; above 1, ours is faster (against a copy of the same "
+    "bytes: so many times its time is taken)."
 )
 LONGEST = 14  # lines of a table that is shown without being asked for
 
