@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from ematrace.ops.topk import topk_mask
+from ematrace.ops.topk import gelu_rank, topk_mask
 from ematrace.spen import PGHU, SpenConfig, SpenForCausalLM, SpenStream
 from ematrace.spen.decoder import FoldedWeights, build_decoder, folded_weights
 
@@ -265,11 +265,11 @@ def test_gelu_is_torchs() -> None:
     assert math.isnan(kernels.gelu(np.float32(-math.inf)))  # as torch's: -inf · 0
 
 
-def largest(z: torch.Tensor, k: int) -> torch.Tensor:
-    rank = np.array([[kernels.order(np.float32(v)) for v in z.tolist()]], np.int32)
-    active = np.zeros(len(z) + 1, np.int64)
-    assert kernels.largest(rank, 0, len(z), k, active) == k
-    return torch.zeros(len(z), dtype=torch.bool).index_fill(0, torch.from_numpy(active[:k]), True)
+def largest(u: torch.Tensor, k: int) -> torch.Tensor:
+    rank = np.array([[kernels.order(v, np.float32(kernels.gelu(v))) for v in u.numpy()]], np.int32)
+    active = np.zeros(len(u) + 1, np.int64)
+    assert kernels.largest(rank, 0, len(u), k, active) == k
+    return torch.zeros(len(u), dtype=torch.bool).index_fill(0, torch.from_numpy(active[:k]), True)
 
 
 @pytest.mark.parametrize(
@@ -284,13 +284,14 @@ def largest(z: torch.Tensor, k: int) -> torch.Tensor:
         pytest.param(torch.full((9,), torch.nan), id="all NaN"),
         pytest.param(-torch.rand(50) * 1e-38, id="denormal"),
         pytest.param(torch.tensor([-3.0e38, 3.0e38, -1e-45, 1e-45, 0.0]), id="extremes"),
+        pytest.param(torch.full((30,), 3.0) * (1 + torch.arange(30) * 2**-23), id="neighbours with equal GELU"),
         pytest.param(torch.tensor([4.0]), id="one"),
     ],
 )
 def test_the_largest_are_those_of_the_operator(values: torch.Tensor) -> None:
     for k in sorted({1, 2, 3, len(values) // 2, len(values) - 1, len(values)}):
         if 1 <= k <= len(values):
-            assert torch.equal(largest(values, k), topk_mask(values[None], k)[0]), k
+            assert torch.equal(largest(values, k), topk_mask(gelu_rank(values[None]), k)[0]), k
 
 
 # Within a stream

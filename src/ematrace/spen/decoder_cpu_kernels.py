@@ -69,7 +69,7 @@ class Shared(NamedTuple):
     x: Floats  # [L, B, d] inputs of the blocks
     c: Floats  # [L, B, d] contexts
     z: Floats  # [B, F] GELU
-    rank: npt.NDArray[np.int32]  # [B, F] order of z as whole numbers
+    rank: npt.NDArray[np.int32]  # [B, F] the order in which units are kept, as whole numbers
     parts: Floats  # [B, PARTS, d] what the active units add up to
 
 
@@ -162,8 +162,9 @@ def expand(weights, norms, rates, layout, layer, state, shared, private):  # typ
                 shared.z[b, row] = dot(weights, begin + row * d, private.vector, b * d, d)
         for b in range(B):
             for row in range(first, end):
-                shared.z[b, row] = gelu(shared.z[b, row])
-                shared.rank[b, row] = order(shared.z[b, row])
+                u = shared.z[b, row]
+                shared.z[b, row] = gelu(u)
+                shared.rank[b, row] = order(u, shared.z[b, row])
         claim(shared.finished, phase)
         piece = claim(shared.claimed, phase)
     wait(shared.finished, phase, pieces)
@@ -371,12 +372,15 @@ def gelu(u):  # type: ignore[no-untyped-def]
 
 
 @_compile
-def order(z):  # type: ignore[no-untyped-def]
-    """A whole number that grows with z: -0 equals 0 and NaN equals +infinity, as in `ematrace.ops.topk`."""
-    key = bits(z)
-    key = INFINITY if (key & MAGNITUDE) > INFINITY else key
+def order(u, z):  # type: ignore[no-untyped-def]
+    """A whole number that grows with the rank of a unit in `ematrace.ops.topk`: with u from 0 on, below with z = GELU.
+
+    -0 equals 0, and what is not finite comes first.
+    """
+    key = bits(u if u >= np.float32(0) else z)
     key = ZERO if key == NEGATIVE_ZERO else key
-    return key ^ MAGNITUDE if key < ZERO else key  # larger magnitude, smaller negative number
+    key = key ^ MAGNITUDE if key < ZERO else key  # larger magnitude, smaller negative number
+    return INFINITY if (bits(u) & MAGNITUDE) >= INFINITY else key
 
 
 ZERO, NEGATIVE_ZERO, MAGNITUDE, INFINITY = np.int32(0), np.int32(-(2**31)), np.int32(2**31 - 1), np.int32(0x7F800000)
