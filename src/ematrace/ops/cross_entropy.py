@@ -17,6 +17,8 @@ from ematrace.kernels import kernels_are_on
 
 LOGITS_PER_SLICE = 2**28
 """Logits held at a time: 512 MB in bfloat16. Smaller slices make the products of the head inefficient."""
+LOGITS_IN_CACHE = 2**19
+"""The same on a CPU: 2 MB in float32, which stay in its cache from one pass over them to the next."""
 
 
 def linear_cross_entropy(
@@ -62,7 +64,8 @@ def _loss_and_gradients(
     vocabulary = weight.shape[0]
     # A head whose width is a multiple of 64 keeps the products on the fast path; the added columns are never read.
     head = F.pad(weight.to(hidden.dtype), (0, 0, 0, -vocabulary % 64)) if hidden.is_cuda else weight.to(hidden.dtype)
-    rows = max(1, LOGITS_PER_SLICE // head.shape[0])
+    held = LOGITS_PER_SLICE if hidden.is_cuda else min(LOGITS_PER_SLICE, LOGITS_IN_CACHE)
+    rows = max(1, held // head.shape[0])
     loss = hidden.new_zeros((), dtype=exact)
     grad_hidden = torch.empty_like(hidden if needs_gradient else hidden[:0])
     grad_head = torch.zeros_like(head if needs_gradient else head[:0], dtype=exact)
