@@ -191,7 +191,7 @@ def test_brackets_in_a_name_are_no_traceback(call):
     [
         (("NOPE",), ("'NOPE'", "trace_probe")),
         (("trace_probe", "C99"), ("'C99'",)),
-        (("C22",), ("C22", "open")),
+        (("C23",), ("C23", "open")),
         (("trace_probe", "--seeds", "0"), ("--seeds", "0")),
         (("trace_probe", "--seeds", "-3"), ("--seeds", "-3")),
         (("trace_probe", "--scale", "gpu"), ("--scale gpu",)),

@@ -443,8 +443,8 @@ def test_an_unknown_name_is_named():
 
 
 def test_a_claim_without_experiment_says_that_it_is_open():
-    with pytest.raises(ValueError, match=r"C22 .*open"):
-        runner.experiments_for(["C22"])
+    with pytest.raises(ValueError, match=r"C23 .*open"):
+        runner.experiments_for(["C23"])
 
 
 @pytest.mark.parametrize("name", ["C21", "spen_training"])
