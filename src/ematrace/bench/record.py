@@ -38,6 +38,7 @@ from ematrace.ledger.results import (
 FORMAT = 1
 COPY, READ, MATMUL = "copy_bytes_per_second", "read_bytes_per_second", "matmul_flops_per_second"
 PEERS = ("triton", "transformers", "flash-linear-attention", "reservoirpy")  # whose versions matter to a ratio
+OUTPUTS = ("--record", "--result")  # where files go is not part of what was measured
 _BEGUN = time.monotonic()
 
 Spread = tuple[float, float, float]
@@ -230,7 +231,7 @@ def _provenance() -> Provenance:
 def command_line(arguments: list[str]) -> str:
     """The command that measures this again: the script as seen from the checkout, without where its record went.
 
-    >>> command_line(["/somewhere/spcn.py", "--quick", "--record", "there"])
+    >>> command_line(["/somewhere/spcn.py", "--quick", "--record", "there", "--result=elsewhere"])
     'python benchmarks/spcn.py --quick'
     """
     script = Path(arguments[0]).resolve()
@@ -243,9 +244,9 @@ def command_line(arguments: list[str]) -> str:
     kept: list[str] = []
     rest = iter(arguments[1:])
     for argument in rest:
-        if argument == "--record":
+        if argument in OUTPUTS:
             next(rest, None)
-        elif not argument.startswith("--record="):
+        elif not argument.startswith(tuple(f"{option}=" for option in OUTPUTS)):
             kept.append(argument)
     return shlex.join(["python", shown.as_posix(), *kept])
 
