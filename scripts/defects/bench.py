@@ -51,7 +51,7 @@ DEFECTS = (
            'write_atomically(to / f"{record.benchmark}.json", text.encode())',
            '(to / f"{record.benchmark}.json").write_bytes(text.encode())'),
     Defect("bench: command with the record's place", RECORD, T_BENCH, "last_line",
-           'if argument == "--record":',
+           'if argument in OUTPUTS:',
            "if False:"),
     Defect("bench: record lost with its folder", RECORD, T_BENCH, "does_not_lose",
            "    finally:\n        print(line, flush=True)",
