@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ematrace.kernels import kernels_are_on
+from ematrace.kernels import gpu_kernels_are_on
 from ematrace.ops import cross_entropy, gelu_topk, gelu_topk_balanced, topk
 from ematrace.traces import ema_traces, operator
 
@@ -281,7 +281,7 @@ def test_the_switch_chooses_kernels_or_plain_torch(
     monkeypatch.delenv("EMATRACE_KERNELS", raising=False)
     if setting is not None:
         monkeypatch.setenv("EMATRACE_KERNELS", setting)
-    assert kernels_are_on() == on
+    assert gpu_kernels_are_on() == on
     calls: list[Any] = []
     monkeypatch.setattr("ematrace.ops.cross_entropy_triton.softmax_loss", lambda *args: calls.append(args))
     for dtype, device in itertools.product((torch.float32, torch.float64), (OnGpu, Tensor)):
@@ -297,4 +297,4 @@ def test_the_switch_chooses_kernels_or_plain_torch(
 def test_without_triton_everything_is_plain_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("EMATRACE_KERNELS", raising=False)
     monkeypatch.setitem(sys.modules, "triton", None)
-    assert not kernels_are_on()
+    assert not gpu_kernels_are_on()

@@ -1,4 +1,4 @@
-"""Whether the Triton kernels are used where there is a GPU for them.
+"""Whether the package's own kernels are used: Triton's on GPUs, numba's on CPUs.
 
 `EMATRACE_KERNELS=0` in the environment runs everything in plain torch: to compare, or where a kernel does not compile.
 """
@@ -13,11 +13,16 @@ SWITCH = "EMATRACE_KERNELS"
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
-def kernels_are_on() -> bool:
-    if os.environ.get(SWITCH, "1") == "0":
+def gpu_kernels_are_on() -> bool:
+    if not cpu_kernels_are_on():
         return False
     try:
         import triton  # noqa: F401
     except ImportError:  # it comes with torch on GPU machines only
         return False
     return True
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def cpu_kernels_are_on() -> bool:
+    return os.environ.get(SWITCH, "1") != "0"

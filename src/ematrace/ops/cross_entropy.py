@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ematrace.kernels import kernels_are_on
+from ematrace.kernels import gpu_kernels_are_on
 
 LOGITS_PER_SLICE = 2**28
 """Logits held at a time: 512 MB in bfloat16. Smaller slices make the products of the head inefficient."""
@@ -84,7 +84,7 @@ def _softmax_loss(
     logits: Tensor, targets: Tensor, vocabulary: int, ignore_index: int, needs_gradient: bool
 ) -> tuple[Tensor, Tensor]:
     """Summed loss and its gradient softmax(logits) - onehot(target); rows with an ignored target are zero."""
-    if logits.is_cuda and logits.dtype != torch.float64 and kernels_are_on():
+    if logits.is_cuda and logits.dtype != torch.float64 and gpu_kernels_are_on():
         from ematrace.ops.cross_entropy_triton import LARGEST, softmax_loss
 
         if logits.shape[1] <= LARGEST:

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ematrace.kernels import kernels_are_on
+from ematrace.kernels import gpu_kernels_are_on
 
 TopkGrad = Literal["ste", "masked"]
 
@@ -137,4 +137,4 @@ _gelu_topk.register_autograd(_backward, setup_context=_setup_context)
 
 
 def _on_triton(u: Tensor) -> bool:
-    return u.is_cuda and u.dtype != torch.float64 and kernels_are_on()
+    return u.is_cuda and u.dtype != torch.float64 and gpu_kernels_are_on()

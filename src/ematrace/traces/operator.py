@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ematrace.kernels import kernels_are_on
+from ematrace.kernels import gpu_kernels_are_on
 from ematrace.traces.chunked import ema_chunked
 from ematrace.traces.reference import ema_reference, ema_reference_packed
 
@@ -98,7 +98,7 @@ def _choose(backend: str, x: Tensor, cu_seqlens: Tensor | None) -> str:
         return backend
     if cu_seqlens is None and x.shape[1] <= SHORT:
         return "reference"
-    return "triton" if x.is_cuda and x.dtype != torch.float64 and kernels_are_on() else "chunked"
+    return "triton" if x.is_cuda and x.dtype != torch.float64 and gpu_kernels_are_on() else "chunked"
 
 
 def rates_for(alphas: Alphas, x: Tensor) -> Tensor:
