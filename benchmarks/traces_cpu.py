@@ -1,13 +1,16 @@
-"""`ema_traces` on 2 cores: matrix products over chunks against a plain loop and against scans by `torch.cumsum`.
+"""`ema_traces` on 2 cores: a compiled scan against matrix products, a plain loop, and scans by `torch.cumsum`.
 
-Three rates (.5, .1, .02) over x [4, T, 256] in float32, forward alone and forward with backward. The loop is one `lerp`
-a step for all rates, which is also the reference. The scan is h_t = (1-a)^t Σ_s (1-a)^-s a x_s: a cumulative sum of x
-scaled up, scaled down again. Over a whole sequence that is not usable: (1-a)^-t leaves the range of float32 at t = 128
-for a = .5 (at t = 4,391 for a = .02). So the contender sums within blocks of 64 steps, where 2^64 is in range, and
-carries the end of each block to the next.
+Three rates (.5, .1, .02) over x [4, T, 256] in float32, forward alone and forward with backward. ematrace is what
+`ema_traces` picks by itself, a scan compiled by numba; chunked is its backend of matrix products over chunks in plain
+torch. The loop is one `lerp` a step for all rates, which is also the reference. The scan by cumsum is
+h_t = (1-a)^t Σ_s (1-a)^-s a x_s: a cumulative sum of x scaled up, scaled down again. Over a whole sequence that is not
+usable: (1-a)^-t leaves the range of float32 at t = 128 for a = .5 (at t = 4,391 for a = .02). So the contender sums
+within blocks of 64 steps, where 2^64 is in range, and carries the end of each block to the next.
 
 Floor: x is read once and each trace written once; backward reads the traces' gradients and writes that of x. 16 bytes
-for each of the 4 T 256 numbers forward, as many backward, held against the bandwidth of a copy.
+for each of the 4 T 256 numbers forward, as many backward, held against the bandwidth of a copy. That copy writes to
+memory which it has written to before; the traces are new at each call, and from 32 MB on (T = 4,096 here) the C library
+asks the system for them, which maps and clears every page first. That takes longer than the scan.
 
     python benchmarks/traces_cpu.py --record results/benchmarks
 """
@@ -32,6 +35,10 @@ LENGTHS, QUICK_LENGTHS = (256, 1024, 4096, 16_384), (50, 200)
 REPETITIONS, QUICK_REPETITIONS = 11, 2
 BLOCK = 64
 TOLERANCE = 1e-5  # of traces of standard normal numbers, and of gradients of their sum with random weights
+
+
+def default(x: Tensor) -> Tensor:
+    return ema_traces(x, ALPHAS)[0]
 
 
 def chunked(x: Tensor) -> Tensor:
@@ -61,7 +68,8 @@ def cumsum_scan(x: Tensor, alphas: Sequence[float] = ALPHAS) -> Tensor:
 
 
 CONTENDERS: dict[str, Callable[[Tensor], Tensor]] = {
-    "ematrace": chunked,
+    "ematrace": default,
+    "chunked": chunked,
     "plain torch loop": loop,
     "cumsum in blocks": cumsum_scan,
 }
@@ -119,7 +127,7 @@ def main() -> None:
         rows.append(Row(name, timing, bytes=4.0 * numbers, tokens=SEQUENCES * length))
         peer = name.replace("ematrace", "{}")
         if peer != name:
-            for other in ("plain torch loop", "cumsum in blocks"):
+            for other in list(CONTENDERS)[1:]:
                 ratios[f"{name} against {other}"] = ratio(timings[peer.format(other)], timing)
     finish(
         BenchmarkRecord(

@@ -72,9 +72,9 @@ def test_streaming_refuses_a_decoder_that_is_wrong(tmp_path: Path, monkeypatch: 
 
 def test_traces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     record = run(load("traces_cpu"), tmp_path, monkeypatch)
-    assert len(record.rows) == 2 * 2 * 3
+    assert len(record.rows) == 2 * 2 * 4
     assert "ematrace forward and backward T=200 against cumsum in blocks" in record.ratios
-    assert len(record.checks) == 6
+    assert len(record.checks) == 8
 
 
 def test_a_scan_in_one_piece_would_overflow() -> None:

@@ -9,7 +9,7 @@ from scipy.signal import lfilter
 
 from ematrace.traces import ema_traces
 
-BACKENDS = ("reference", "chunked", "auto")
+BACKENDS = ("reference", "chunked", "numba", "auto")
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -46,6 +46,8 @@ def compare(function: Callable[..., Any], inputs: tuple[Tensor | None, ...], com
         ("chunked", False, False),
         ("chunked", False, True),
         ("chunked", True, True),
+        ("numba", True, False),
+        ("numba", False, True),
         ("triton", True, False),
         ("triton", False, True),
     ],
@@ -60,7 +62,7 @@ def test_whole_graph(backend: str, per_channel: bool, packed: bool) -> None:
     compare(run, (x, alphas, state, cu), "aot_eager")
 
 
-@pytest.mark.parametrize("backend", ["chunked", "triton"])
+@pytest.mark.parametrize("backend", ["chunked", "numba", "triton"])
 def test_numbers_as_rates_and_lengths_that_change(backend: str) -> None:
     skip_without(backend)
     compiled = torch.compile(lambda x: ema_traces(x, (0.5, 0.02), backend=backend), backend="aot_eager", fullgraph=True)
@@ -71,9 +73,19 @@ def test_numbers_as_rates_and_lengths_that_change(backend: str) -> None:
 
 def test_autocast_outside_the_graph() -> None:
     x = torch.randn(2, 40, 3)
-    compiled = torch.compile(lambda x: ema_traces(x, 0.1, backend="chunked"), backend="aot_eager", fullgraph=True)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        torch.testing.assert_close(compiled(x), ema_traces(x, 0.1, backend="reference"), rtol=1e-5, atol=1e-6)
+    for backend in ("chunked", "numba"):
+        run = lambda x: ema_traces(x, 0.1, backend=backend)  # noqa: B023, E731
+        compiled = torch.compile(run, backend="aot_eager", fullgraph=True)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            torch.testing.assert_close(compiled(x), ema_traces(x, 0.1, backend="reference"), rtol=1e-5, atol=1e-6)
+
+
+def test_forward_derivatives_by_auto() -> None:
+    """The compiled CPU kernel has none, and torch would take the tangent for zero."""
+    x = torch.randn(1, 9, 2)
+    push = lambda x, backend: torch.func.jvp(lambda x: ema_traces(x, 0.3, backend=backend)[0], (x,), (x.cos(),))  # noqa: E731
+    compiled = torch.compile(lambda x: push(x, "auto"), backend="aot_eager", fullgraph=True)
+    torch.testing.assert_close(compiled(x), push(x, "reference"), rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize(("learned", "with_state"), [(False, False), (True, True)])

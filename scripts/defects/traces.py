@@ -5,8 +5,8 @@ from __future__ import annotations
 from defects.defect import Defect
 
 LOOP, CHUNKED, OPERATOR = "traces/reference.py", "traces/chunked.py", "traces/operator.py"
-TRACES_MODULE = "traces/module.py"
-T_OPERATOR, T_TRACES = "test_traces_operator.py", "test_traces_module.py"
+TRACES_MODULE, NUMBA = "traces/module.py", "traces/numba_scan.py"
+T_OPERATOR, T_TRACES, T_NUMBA = "test_traces_operator.py", "test_traces_module.py", "test_traces_numba.py"
 
 DEFECTS = (
     Defect("loop: the rate weighs the past", LOOP, T_OPERATOR, "whole_chunks",
@@ -33,6 +33,21 @@ DEFECTS = (
     Defect("chunked: TF32 allowed", CHUNKED, T_OPERATOR, "fewer_bits",
            'torch.get_float32_matmul_precision() == "highest"',
            "True"),
+    Defect("numba: states in float32", NUMBA, T_NUMBA, "does_not_grow",
+           "h = torch.zeros(A, N, D, dtype=torch.float64)",
+           "h = torch.zeros(A, N, D, dtype=torch.float32)"),
+    Defect("numba: a thread does the channels of the next one, too", NUMBA, T_NUMBA, "same_bits",
+           "min((end - before) * LANES, n_channels)",
+           "min((end - before + 1) * LANES, n_channels)"),
+    Defect("numba: the last state's gradient does not reach the rates", NUMBA, T_OPERATOR, "gradcheck",
+           "total.addcmul_(grad_last, s)",
+           "pass"),
+    Defect("numba: the gradient's gradient is not differentiable", NUMBA, T_OPERATOR, "second_derivatives",
+           "_differentiable_backward if torch.is_grad_enabled() else ema_scan_backward",
+           "ema_scan_backward"),
+    Defect("traces on CPUs do not ask the switch", OPERATOR, T_NUMBA, "not_used",
+           "HAS_NUMBA and cpu_kernels_are_on()",
+           "HAS_NUMBA"),
     Defect("autocast reaches the traces", OPERATOR, T_OPERATOR, "autocast",
            "torch.autocast(x.device.type, enabled=False)",
            "nullcontext()"),

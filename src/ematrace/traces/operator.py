@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
+from importlib.util import find_spec
 from numbers import Real
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
-from ematrace.kernels import gpu_kernels_are_on
+from ematrace.kernels import cpu_kernels_are_on, gpu_kernels_are_on
 from ematrace.traces.chunked import ema_chunked
 from ematrace.traces.reference import ema_reference, ema_reference_packed
 
@@ -19,7 +21,8 @@ try:
 except ImportError:  # Triton comes with torch on GPU machines only
     triton_scan = None  # type: ignore[assignment]
 
-BACKENDS = ("auto", "reference", "chunked", "triton")
+HAS_NUMBA = find_spec("numba") is not None  # asked without importing it, which takes half a second
+BACKENDS = ("auto", "reference", "chunked", "numba", "triton")
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 # Asked once: torch.compile of torch 2.11 cannot trace the question and would break the graph there.
 AUTOCAST_DEVICES = frozenset(d for d in ("cpu", "cuda", "mps", "xpu") if torch.amp.is_autocast_available(d))
@@ -41,7 +44,7 @@ def ema_traces(
     alphas      rates in [0, 1]: a number, A numbers, or a tensor [A] or [A,D] (a rate for each channel)
     state       [A,B,D], what an earlier call returned, to carry on from there
     cu_seqlens  [N+1] int32 or int64 with B = 1: sequence n is x[0, cu_seqlens[n]:cu_seqlens[n+1]], state is [A,N,D]
-    backend     "reference" (the loop), "chunked" (matrix products), "triton", or "auto"
+    backend     "reference" (the loop), "chunked" (matrix products), "numba" (CPUs), "triton" (GPUs), or "auto"
 
     Returns traces [A,B,T,D] in x's dtype and the state after the last step in float32 (float64 for float64 x), which is
     also what they are computed in, under autocast too. An empty sequence returns the state it was given. Gradients flow
@@ -71,10 +74,20 @@ def ema_traces(
 def _dispatch(
     x: Tensor, rates: Tensor, state: Tensor | None, cu_seqlens: Tensor | None, n_sequences: int, backend: str
 ) -> tuple[Tensor, Tensor]:
-    backend = _choose(backend, x, cu_seqlens)
-    if backend == "triton":
+    chosen = _choose(backend, x, cu_seqlens)
+    if chosen == "numba" and _is_transformed(x, rates, state):
+        if backend == "numba":
+            raise ValueError(
+                "backend 'numba' has no forward derivatives and no transforms of torch.func, use 'chunked'"
+            )
+        chosen = "chunked"
+    if chosen == "triton":
         return triton_scan.ema_triton(x, rates, state, cu_seqlens)
-    if backend == "chunked":
+    if chosen == "numba":
+        from ematrace.traces import numba_scan
+
+        traces, last = numba_scan.ema_scan(x.to(_state_dtype(x)), rates, state, cu_seqlens)
+    elif chosen == "chunked":
         traces, last = ema_chunked(x, rates, state, cu_seqlens)
     else:
         work = x.to(_state_dtype(x))
@@ -94,11 +107,32 @@ def _choose(backend: str, x: Tensor, cu_seqlens: Tensor | None) -> str:
         if triton_scan is None:
             raise ValueError("backend 'triton' needs Triton, which cannot be imported here")
         triton_scan.check(x)
+    if backend == "numba" and not HAS_NUMBA:
+        raise ValueError("backend 'numba' needs numba, which cannot be imported here")
+    if backend == "numba" and x.device.type != "cpu":
+        raise ValueError(f"backend 'numba' needs tensors on a CPU, got x on {x.device}")
     if backend != "auto":
         return backend
     if cu_seqlens is None and x.shape[1] <= SHORT:
         return "reference"
-    return "triton" if x.is_cuda and x.dtype != torch.float64 and gpu_kernels_are_on() else "chunked"
+    if x.is_cuda and x.dtype != torch.float64 and gpu_kernels_are_on():
+        return "triton"
+    return "numba" if x.device.type == "cpu" and HAS_NUMBA and cpu_kernels_are_on() else "chunked"
+
+
+def _is_transformed(*tensors: Tensor | None) -> bool:
+    """Whether one of them has a tangent, or is a wrapper of torch.func, which has no memory of its own."""
+    for t in tensors:
+        if t is None:
+            continue
+        if forward_ad.unpack_dual(t).tangent is not None:
+            return True
+        if not torch.compiler.is_compiling():  # which cannot trace this; torch.func inside of torch.compile is refused
+            try:
+                t.untyped_storage()
+            except NotImplementedError:
+                return True
+    return False
 
 
 def rates_for(alphas: Alphas, x: Tensor) -> Tensor:
