@@ -13,10 +13,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 from scipy.special import erf
-from torch import Tensor
+from torch import Tensor, nn
 
 from ematrace.ops import load_balance_loss
 from ematrace.spen import SpenConfig, SpenForCausalLM, predictors
+from ematrace.spen import block as block_module
 from ematrace.spen.block import SpenBlock
 from ematrace.spen.cache import BlockState
 from ematrace.spen.predictors import build_predictor
@@ -262,6 +263,52 @@ def test_direct_residual_adds_the_context() -> None:
     mixed = ffn.W_h(traces.permute(1, 2, 0, 3).flatten(-2)) + ffn.W_e(x - x_hat)
     difference = direct(x, BlockState())[0] - ffn(x, BlockState())[0]
     torch.testing.assert_close(difference, mixed, rtol=1e-12, atol=1e-12)
+
+
+def folding_block(monkeypatch: pytest.MonkeyPatch) -> tuple[SpenBlock, Tensor]:
+    """A block that folds wherever it may, by the interpreted kernel if there is no GPU."""
+    scan = pytest.importorskip("ematrace.traces.triton_scan")
+    if not (torch.cuda.is_available() or scan.INTERPRETED):
+        pytest.skip("neither a GPU nor TRITON_INTERPRET=1")
+    monkeypatch.setattr(block_module, "can_stand_beside", lambda x: True)
+    monkeypatch.setattr(block_module, "FOLDED_FROM", 0)
+    block, x = block_and_input()
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    return block.float().to(device), x.float().to(device)
+
+
+def test_folded_context_is_the_context(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One product of the columns side by side, forward and backward, against the three of Algorithm 1 in float64."""
+    block, x = folding_block(monkeypatch)
+    assert block.folds(x)
+    exact, exact_x = block_and_input()
+    results = []
+    for one, y in ((block, x.requires_grad_()), (exact, exact_x.requires_grad_())):
+        monkeypatch.setattr(block_module, "can_stand_beside", lambda y, folded=one is block: folded)
+        out, state, _ = one(y, BlockState())
+        weights = torch.linspace(-1, 1, out.numel(), dtype=out.dtype, device=out.device).view_as(out)
+        results.append((out, state.traces, *torch.autograd.grad((out * weights).sum(), [y, *one.parameters()])))
+    for ours, expected in zip(*results, strict=True):
+        torch.testing.assert_close(ours.cpu().double(), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_exchanged_and_observed_layers_are_called(monkeypatch: pytest.MonkeyPatch) -> None:
+    block, x = folding_block(monkeypatch)
+    heard = []
+    handle = block.W_e.register_forward_hook(lambda *call: heard.append(call))
+    assert not block.folds(x)
+    block(x, BlockState())
+    assert len(heard) == 1
+    handle.remove()
+    assert block.folds(x)
+
+    class Adapted(nn.Linear):
+        pass
+
+    block.W_h = Adapted(block.W_h.in_features, block.W_h.out_features, bias=False)
+    assert not block.folds(x)
+    other, _ = block_and_input(predictor="linear")
+    assert not other.folds(x)
 
 
 @pytest.mark.parametrize("topk_grad", ["ste", "masked"])

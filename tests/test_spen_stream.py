@@ -113,7 +113,7 @@ def test_float32_with_topk_flips_only_near_ties() -> None:
             units = []
             for backend in ("chunked", "reference"):
                 traces, _ = ema_traces(x, model.config.alphas, backend=backend)
-                units.append(block.respond(x, traces, block.predictor(x, traces)[0])[1])
+                units.append(block.respond(x, block.context(x, traces, block.predictor(x, traces)[0]))[1])
             parallel, streamed = units
             flipped = (parallel != 0) != (streamed != 0)
             flips += int(flipped.any(-1).sum())

@@ -139,13 +139,13 @@ def test_bad_offsets_stay_inside_the_input(offsets: list[int]) -> None:
     around[:, 100:110] = 1.0
     cu = torch.tensor(offsets, device=DEVICE)
     rates = torch.full((1, 1), 0.5, dtype=torch.float64, device=DEVICE)
-    traces, last, states = triton_scan.ema_scan(around[:, 100:110], rates, None, cu, True)
+    traces, last, states, _ = triton_scan.ema_scan(around[:, 100:110], rates, None, cu, True, False)
     assert traces.shape == (1, 1, 10, 2)
     assert torch.isfinite(last).all()
     around_grad = torch.full((1, 1, 300, 2), float("nan"), device=DEVICE)
     around_grad[:, :, 100:110] = 1.0
     gradients = triton_scan.ema_scan_backward(
-        around_grad[:, :, 100:110], torch.zeros_like(last), rates, cu, around[:, 100:110], states
+        around_grad[:, :, 100:110], None, torch.zeros_like(last), rates, cu, around[:, 100:110], states
     )
     assert torch.isfinite(gradients[1]).all()
     assert torch.isfinite(gradients[2]).all()
@@ -161,17 +161,19 @@ def test_what_is_kept_for_the_backward_pass(learned: bool) -> None:
     assert any(t.numel() >= settings["x"].numel() for t in kept) == learned
 
 
-@pytest.mark.parametrize(("lengths", "learned"), [(None, False), ([3, 0, 4], True)])
-def test_opcheck(lengths: list[int] | None, learned: bool) -> None:
+@pytest.mark.parametrize(
+    ("lengths", "learned", "beside"), [(None, False, False), ([3, 0, 4], True, False), (None, True, True)]
+)
+def test_opcheck(lengths: list[int] | None, learned: bool, beside: bool) -> None:
     settings = problem(T=7, A=2, B=2, D=2, lengths=lengths)
     rates = settings["alphas"].detach()[:, None].double().requires_grad_(learned)
-    arguments = (settings["x"], rates, settings["state"], settings["cu_seqlens"], learned)
+    arguments = (settings["x"], rates, settings["state"], settings["cu_seqlens"], learned, beside)
     torch.library.opcheck(triton_scan.ema_scan, arguments)
-    traces, last, states = (t.detach() for t in triton_scan.ema_scan(*arguments))
+    traces, last, states, _ = (t.detach() for t in triton_scan.ema_scan(*arguments))
     rest = (settings["x"].detach(), states) if learned else (None, None)
     torch.library.opcheck(
         triton_scan.ema_scan_backward,
-        (traces, last, rates.detach(), settings["cu_seqlens"], *rest),
+        (traces[:2], traces[-1].clone() if beside else None, last, rates.detach(), settings["cu_seqlens"], *rest),
         test_utils=("test_schema", "test_faketensor"),
     )
 

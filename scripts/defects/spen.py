@@ -162,10 +162,10 @@ DEFECTS = (
            "((parallel != 0) != (streamed != 0)).any(-1)",
            "((parallel != 0) != (streamed != 0)).all(-1)"),
     # decoders, as far as they are not compiled
-    Defect("decoder: sign of the folded prediction", DECODER, T_DECODER, "folding",
+    Defect("block: sign of the folded prediction", BLOCK, T_DECODER, "folding",
            "W_e, -W_e @ W_pred], 1)",
            "W_e, W_e @ W_pred], 1)"),
-    Defect("decoder: x and the unit trace swapped", DECODER, T_DECODER, "folding",
+    Defect("block: x and the unit trace swapped", BLOCK, T_DECODER, "folding",
            "W_e, -W_e @ W_pred], 1)",
            "-W_e @ W_pred, W_e], 1)"),
     Defect("decoder: any predictor folded", DECODER, T_DECODER, "cannot_run",

@@ -18,7 +18,6 @@ from torch import Tensor
 
 from ematrace.spen.block import SpenBlock
 from ematrace.spen.modeling import SpenForCausalLM
-from ematrace.spen.predictors import StaticPredictor
 
 
 class Decoder(Protocol):
@@ -77,9 +76,8 @@ def folded_weights(model: SpenForCausalLM) -> FoldedWeights:
 
 
 def _folded(block: SpenBlock) -> FoldedBlock:
-    W_e, W_pred = block.W_e.weight.double(), cast(StaticPredictor, block.predictor).W_pred.weight.double()
     return FoldedBlock(
-        M=_plain(torch.cat([block.W_h.weight.double(), W_e, -W_e @ W_pred], 1)),
+        M=_plain(block.folded_weights(torch.float64)),
         norm_weight=_plain(block.norm.weight),
         norm_bias=_plain(block.norm.bias),
         W_up=_plain(block.W_up.weight),

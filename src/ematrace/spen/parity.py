@@ -59,12 +59,12 @@ def _by_block(model: SpenForCausalLM, inputs: tuple[Tensor, ...]) -> tuple[float
     for layer, x in zip(model.model.layers, inputs, strict=False):  # the last hidden state enters no block
         block = cast(SpenBlock, layer)
         traces, _ = ema_traces(x, model.config.alphas)
-        parallel_out, parallel, _ = block.respond(x, traces, block.predictor(x, traces)[0])
+        parallel_out, parallel, _ = block.respond(x, block.context(x, traces, block.predictor(x, traces)[0]))
         state, steps = None, []
         for t in range(x.shape[1]):
             x_t = x[:, t : t + 1]
             traces, state = ema_traces(x_t, model.config.alphas, state)
-            steps.append(block.respond(x_t, traces, block.predictor(x_t, traces)[0]))
+            steps.append(block.respond(x_t, block.context(x_t, traces, block.predictor(x_t, traces)[0])))
         streamed_out = torch.cat([out for out, _, _ in steps], 1)
         streamed = torch.cat([z for _, z, _ in steps], 1)
         changed = ((parallel != 0) != (streamed != 0)).any(-1)

@@ -211,7 +211,7 @@ class SpenStream:
             slow = traces[-1, :, 0]
             x_hat = self.fast_weights[i].predict(block.predictor.W_pred.weight, slow)
             self.fast_weights[i] = self.fast_weights[i].update(rule, x[:, 0] - x_hat, slow)
-            x, _, _ = block.respond(x, traces, x_hat.to(x.dtype).unsqueeze(1))
+            x, _, _ = block.respond(x, block.context(x, traces, x_hat.to(x.dtype).unsqueeze(1)))
             self.cache.blocks[i] = BlockState(state)
         self.cache.seen_tokens += 1
         uncertainty = torch.stack([weights.uncertainty(rule) for weights in self.fast_weights]).mean(0)

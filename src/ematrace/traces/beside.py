@@ -1,0 +1,27 @@
+"""Traces with their input and the direction of the slowest beside them, as one matrix product wants to read them."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ematrace.kernels import gpu_kernels_are_on
+from ematrace.traces.operator import Alphas, rates_for
+
+
+def can_stand_beside(x: Tensor) -> bool:
+    """Whether there is a kernel that writes them there: put together from parts, they would be copied once more."""
+    return x.is_cuda and x.dtype != torch.float64 and gpu_kernels_are_on()
+
+
+def ema_traces_beside(
+    x: Tensor, alphas: Alphas, state: Tensor | None = None, cu_seqlens: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """[h_1; ...; h_A; x; h_A / |h_A|], [B, T, (A + 2) D], with h = ema_traces(x, ...), and the state after it.
+
+    x [B, T, D] not in float64; 0 / |0| is 0.
+    """
+    from ematrace.traces import triton_scan
+
+    state = None if state is None else state.float()
+    return triton_scan.ema_triton_beside(x, rates_for(alphas, x), state, cu_seqlens)
