@@ -3,6 +3,8 @@
 A token needs three products a block, each of which needs all of the one before it. As kernels of their own they would
 be too short to fill the memory's pipeline, so one kernel keeps a program on every multiprocessor for the whole token:
 each owns some rows of every matrix and fetches those of the next product while it waits for the results of the others.
+It fetches no further ahead: a warp counts its loads on so few counters that whoever waits for the exchanged numbers
+waits for all weights that were asked for before them, too.
 
 Results are exchanged through memory, a 32-bit word for each number. A word is EMPTY until its owner writes it, once,
 and readers ask until no word is EMPTY: the data is its own flag, so no fence and no counter is on the way. Every
@@ -85,23 +87,19 @@ def _receive(words_ptr, at, half, inside, status_ptr):
 
 
 @triton.jit
-def _n_missing(words_ptr, N: tl.constexpr, STEP: tl.constexpr, BLOCK: tl.constexpr):
-    at = tl.arange(0, BLOCK) * STEP
-    last = at if STEP == 1 else tl.minimum(at + STEP, N) - 1
-    words = tl.load(words_ptr + last, mask=at < N, other=0, volatile=True)
+def _n_missing(words_ptr, N: tl.constexpr, BLOCK: tl.constexpr):
+    at = tl.arange(0, BLOCK)
+    words = tl.load(words_ptr + at, mask=at < N, other=0, volatile=True)
     return tl.sum((words == EMPTY).to(tl.int32))
 
 
 @triton.jit
-def _await(words_ptr, N: tl.constexpr, STEP: tl.constexpr, BLOCK: tl.constexpr, status_ptr):
-    """Returns when the last of every STEP of the N words is there; with STEP 1 all are.
-
-    Ordinary loads may follow: no cache has a word that was not there.
-    """
+def _await(words_ptr, N: tl.constexpr, BLOCK: tl.constexpr, status_ptr):
+    """Returns when all N words are there. Ordinary loads may follow: no cache has a word that was not there."""
     asked = 0
-    missing = _n_missing(words_ptr, N, STEP, BLOCK)
+    missing = _n_missing(words_ptr, N, BLOCK)
     while (missing > 0) & (asked < PATIENCE):
-        missing = _n_missing(words_ptr, N, STEP, BLOCK)
+        missing = _n_missing(words_ptr, N, BLOCK)
         asked += 1
     if asked == PATIENCE:
         tl.store(status_ptr, 1)
@@ -253,7 +251,7 @@ def _normed(words_ptr, weight_ptr, bias_ptr, eps, D: tl.constexpr, CHUNK: tl.con
 
 
 @triton.jit
-def _row_chunks(weights_ptr, row, wanted, HALF: tl.constexpr, CHUNK: tl.constexpr, EVICT: tl.constexpr):
+def _row_chunks(weights_ptr, row, wanted, HALF: tl.constexpr, CHUNK: tl.constexpr):
     """The pairs of rows [WARPS, R] in chunks [WARPS, R, CHUNK]: a warp has whole rows, R of them."""
     column = tl.arange(0, CHUNK)[None, None, :]
     row_ptr = weights_ptr + row.to(tl.int64)[:, :, None] * HALF
@@ -261,7 +259,7 @@ def _row_chunks(weights_ptr, row, wanted, HALF: tl.constexpr, CHUNK: tl.constexp
     for i in tl.static_range((HALF + CHUNK - 1) // CHUNK):
         at = i * CHUNK + column
         inside = wanted[:, :, None] & (at < HALF)
-        tiles += (tl.load(row_ptr + at, mask=inside, other=0, eviction_policy=EVICT),)
+        tiles += (tl.load(row_ptr + at, mask=inside, other=0, eviction_policy="evict_first"),)
     return tiles
 
 
@@ -328,9 +326,6 @@ def decode_token(
     BLOCK_D: tl.constexpr,
     CHUNK: tl.constexpr,
     WARPS: tl.constexpr,  # num_warps of the launch
-    EARLY_UP: tl.constexpr,
-    Z_SAMPLED: tl.constexpr,
-    KEPT_ROWS: tl.constexpr,  # of the head
     PARTS: tl.constexpr,
 ):
     HALF: tl.constexpr = D // 2
@@ -375,8 +370,6 @@ def decode_token(
         h_at = state_ptr + first_layer * A * D + trace * D + at
         h_low = tl.load(h_at, mask=is_trace, other=0.0)
         h_high = tl.load(h_at + HALF, mask=is_trace, other=0.0)
-    if EARLY_UP and PARTS == _WHOLE:
-        w_up = _row_chunks(up_ptr, row_ff, own_ff, HALF, CHUNK, "evict_first")
     if (_CONTEXT | _OUTPUT) & PARTS:
         valid = tl.where((token >= 0) & (token < VOCABULARY), token, 0)
         pairs = tl.load(embedding_ptr + valid * HALF + at, mask=in_mix, other=0)
@@ -399,16 +392,17 @@ def decode_token(
             v_high = keep * h_high + alpha * x_high
             slow = tl.where(is_unit & in_mix, v_low * v_low + v_high * v_high, 0.0)
             length = tl.sqrt(tl.sum(slow))
+        if _UNITS & PARTS:
+            w_up = _row_chunks(up_ptr + _wide(layer) * D_FF * HALF, row_ff, own_ff, HALF, CHUNK)
+        if _CONTEXT & PARTS:
             unit = tl.where(is_unit, 1.0 / tl.where(length == 0, float("inf"), length), 1.0)
             c_own = x_own + _product(w_mix, v_low * unit, v_high * unit)
             tl.store(c_ptr + row_d, _word(c_own), mask=own_d)
 
         if _UNITS & PARTS:  # z = GELU(W_up LN(c)), the norm taken out of the product
-            if not EARLY_UP or PARTS != _WHOLE:
-                w_up = _row_chunks(up_ptr + _wide(layer) * D_FF * HALF, row_ff, own_ff, HALF, CHUNK, "evict_first")
             row_sum = tl.load(up_sums_ptr + layer * 2 * D_FF + row_ff, mask=own_ff, other=0.0)
             offset = tl.load(up_sums_ptr + (layer * 2 + 1) * D_FF + row_ff, mask=own_ff, other=0.0)
-            _await(c_ptr, D, 1, BLOCK_D, status_ptr)
+            _await(c_ptr, D, BLOCK_D, status_ptr)
             c_low, c_high, mean, variance = _chunks(c_ptr, D, CHUNK, WARPS)
             u = _chunked_product(w_up, c_low, c_high, CHUNKS) - mean[:, None] * row_sum
             u = u * tl.rsqrt(variance + eps)[:, None] + offset
@@ -422,21 +416,19 @@ def decode_token(
 
         if _OUTPUT & PARTS:  # x' = x + W_down topk(z)
             w_down = _rows(down_ptr + _wide(layer) * D * HALF_FF, row_d, own_d, in_down, HALF_FF)
-            if PARTS == _WHOLE:  # the next block's weights and state, none after the last
-                left = tl.where(_wide(layer) + 1 < last_layer, 1 << 30, 0)
-                w_mix = _rows(mix_ptr + _wide(layer + 1) * D * MIX, row_d, own_d & (row_d < left), i, MIX)
-                h_at = state_ptr + (layer + 1) * A * D + trace * D + at
-                h_low = tl.load(h_at, mask=is_trace & (i < left), other=0.0)
-                h_high = tl.load(h_at + HALF, mask=is_trace & (i < left), other=0.0)
             # What the last token left in the other set is emptied for the next one.
             emptied_ptr = other_ptr + layer * EXCHANGED
             tl.store(emptied_ptr + row_d, EMPTY, mask=own_d)
             tl.store(emptied_ptr + WORDS_D + row_d, EMPTY, mask=own_d)
             tl.store(emptied_ptr + 2 * WORDS_D + row_ff, EMPTY, mask=own_ff)
             hint = tl.load(hints_ptr + (1 - side) * n_layers + layer)
-            if Z_SAMPLED:
-                _await(z_ptr, D_FF, ROWS_FF, BLOCK_D, status_ptr)
             z_low, z_high = _receive(z_ptr, in_down, HALF_FF, inside_down, status_ptr)
+            if PARTS == _WHOLE:  # the next block's weights and state, none after the last
+                left = tl.where(_wide(layer) + 1 < last_layer, 1 << 30, 0)
+                w_mix = _rows(mix_ptr + _wide(layer + 1) * D * MIX, row_d, own_d & (row_d < left), i, MIX)
+                h_at = state_ptr + (layer + 1) * A * D + trace * D + at
+                h_low = tl.load(h_at, mask=is_trace & (i < left), other=0.0)
+                h_high = tl.load(h_at + HALF, mask=is_trace & (i < left), other=0.0)
             if K > 0 and K < D_FF:
                 z_low, z_high, threshold = _keep_topk(z_low, z_high, in_down, inside_down, HALF_FF, K, hint)
                 tl.store(hints_ptr + side * n_layers + layer, threshold, mask=program == 0)
@@ -445,11 +437,8 @@ def decode_token(
             x_own += _product(w_down, z_low, z_high)
             tl.store(x_ptr + row_d, _word(x_own), mask=own_d)
             if PARTS == _WHOLE:
-                if EARLY_UP:
-                    next_ptr = up_ptr + _wide(layer + 1) * D_FF * HALF
-                    w_up = _row_chunks(next_ptr, row_ff, own_ff & (row_ff < left), HALF, CHUNK, "evict_first")
                 # One more trip to the L2 than `_receive`, but each number makes it once and not A + 2 times.
-                _await(x_ptr, D, 1, BLOCK_D, status_ptr)
+                _await(x_ptr, D, BLOCK_D, status_ptr)
                 x_low = tl.load(x_ptr + at, mask=in_mix, other=0).to(tl.float32, bitcast=True)
                 x_high = tl.load(x_ptr + HALF + at, mask=in_mix, other=0).to(tl.float32, bitcast=True)
 
@@ -459,19 +448,13 @@ def decode_token(
         start = program * ROWS_HEAD
         end = tl.minimum(start + ROWS_HEAD, VOCABULARY)
         row = start + in_head
-        w_head = _row_chunks(head_ptr, row, row < end, HALF, CHUNK, "evict_last" if KEPT_ROWS > 0 else "evict_first")
-        _await(x_ptr, D, 1, BLOCK_D, status_ptr)
+        w_head = _row_chunks(head_ptr, row, row < end, HALF, CHUNK)
+        _await(x_ptr, D, BLOCK_D, status_ptr)
         n = _normed(x_ptr, norm_ptr, norm_ptr + D, eps, D, CHUNK, WARPS)
         best = tl.full((WARPS, BLOCK_ROWS_HEAD // WARPS), SMALLEST, tl.int64)
-        if KEPT_ROWS > 0:  # these stay in the L2 from token to token
-            for _ in range(0, KEPT_ROWS, BLOCK_ROWS_HEAD):
-                later = row + BLOCK_ROWS_HEAD
-                w_next = _row_chunks(head_ptr, later, later < end, HALF, CHUNK, "evict_last")
-                best = _score(w_head, n, logits_ptr, row, end, best, CHUNKS)
-                w_head, row = w_next, later
-        for _ in range(KEPT_ROWS, ROWS_HEAD, BLOCK_ROWS_HEAD):
+        for _ in range(0, ROWS_HEAD, BLOCK_ROWS_HEAD):
             later = row + BLOCK_ROWS_HEAD
-            w_next = _row_chunks(head_ptr, later, later < end, HALF, CHUNK, "evict_first")
+            w_next = _row_chunks(head_ptr, later, later < end, HALF, CHUNK)
             best = _score(w_head, n, logits_ptr, row, end, best, CHUNKS)
             w_head, row = w_next, later
         tl.atomic_max(best_ptr + side, tl.max(tl.max(best, axis=1), axis=0), sem="relaxed")

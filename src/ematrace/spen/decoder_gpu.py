@@ -171,15 +171,10 @@ class OneKernel:
         programs: int = 0,
         warps: int = 8,
         head_rows: int = 32,
-        kept: int = 0,
-        early_up: int = 1,
-        z_sampled: int = 0,
     ) -> None:
         """`programs` share the work, at most one for each multiprocessor (0: as many as fit); each has `warps` warps.
 
-        Tuning, without effect on the result: rows of the head that are fetched at a time (`head_rows`), percent of the
-        head that should stay in the L2 (`kept`), whether a block's W_up is fetched a block ahead (`early_up`), and
-        whether a few words of z are asked for before all (`z_sampled`).
+        Without effect on the result: rows of the head that are fetched at a time (`head_rows`).
         """
         self.warps = warps
         d, d_ff, n_layers, n_rates = config.d_model, config.d_ff, config.n_layers, len(config.alphas)
@@ -241,8 +236,7 @@ class OneKernel:
             "BLOCK_MIX": max(triton.next_power_of_2((n_rates + 2) * d // 2), least),
             "BLOCK_DOWN": max(triton.next_power_of_2(d_ff // 2), least),
             "BLOCK_D": max(triton.next_power_of_2(d), least),
-            "CHUNK": 128, "WARPS": self.warps, "EARLY_UP": bool(early_up), "Z_SAMPLED": bool(z_sampled),
-            "KEPT_ROWS": rows_head * kept // 100 // head_rows * head_rows,
+            "CHUNK": 128, "WARPS": self.warps,
         }  # fmt: skip
         self._eps, self._n_layers = config.layer_norm_epsilon, n_layers
 
