@@ -201,6 +201,15 @@ def test_logits_are_never_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     assert seen.n == whole // 10
 
 
+def test_a_product_has_many_rows_whatever_the_vocabulary(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On CPUs, where the cache would have room for no more than one row."""
+    monkeypatch.setattr(module, "LOGITS_IN_CACHE", 1)
+    hidden, weight, targets = draw(module.ROWS_OF_A_PRODUCT + 9, 4, 50, dtype=torch.float32)
+    with Largest() as seen, torch.no_grad():
+        module._loss_and_gradients._init_fn(hidden, weight, targets, -100, True)
+    assert seen.n == module.ROWS_OF_A_PRODUCT * 50
+
+
 def test_compiles_without_graph_breaks() -> None:
     hidden, weight, targets = draw(20, 8, 30, 0.2)
 

@@ -57,8 +57,9 @@ def test_the_gradient_does_not_grow_as_activations_shrink() -> None:
     assert norms[1] < 2 * norms[0]
 
 
-def test_padding_does_not_count() -> None:
-    u = torch.randn(2, 6, 9, generator=torch.Generator().manual_seed(0))
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_padding_does_not_count(dtype: torch.dtype) -> None:
+    u = torch.randn(2, 6, 9, generator=torch.Generator().manual_seed(0)).to(dtype)
     z = torch.where(u > 0.5, u, 0.0)
     mask = torch.tensor([[False, True, True, False, True, True], [True] * 6])
     torch.testing.assert_close(load_balance_loss(u, z, mask), load_balance_loss(u[mask], z[mask]))

@@ -1,4 +1,4 @@
-"""The Triton kernels, interpreted, and the switch that turns them off."""
+"""The Triton kernels and the CPU kernels of top-k, interpreted, and the switch that turns them off."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from defects.defect import Defect
 
 SCAN, TOPK, TOPK_TRITON, BALANCE = "traces/triton_scan.py", "ops/topk.py", "ops/topk_triton.py", "ops/load_balance.py"
 ENTROPY, ENTROPY_TRITON, SWITCH = "ops/cross_entropy.py", "ops/cross_entropy_triton.py", "kernels.py"
+TOPK_CPU, T_TOPK_CPU = "ops/topk_cpu.py", "test_ops_topk_cpu.py"
 T_EDGES, T_SCAN, T_TOPK = "test_kernels_edges.py", "test_traces_triton.py", "test_ops_topk.py"
 T_ENTROPY, T_BALANCE = "test_ops_cross_entropy.py", "test_ops_load_balance.py"
 TILES, TOPK_TILES, LOSS_TILES = "traces_at_the_borders", "top_k_at_the_borders", "loss_at_the_borders"
@@ -120,6 +121,19 @@ DEFECTS = (
     Defect("top-k kernel: negative units kept get no gradient", TOPK_TRITON, T_EDGES, "gradient_of_top_k",
            "mask=inside, other=0.0) != 0, grad, 0.0)",
            "mask=inside, other=0.0) > 0, grad, 0.0)"),
+    # top-k on CPUs
+    Defect("top-k on CPUs: no tie is kept", TOPK_CPU, T_TOPK_CPU, "keeps_what",
+           "rank[i] += tied",
+           "pass"),
+    Defect("top-k on CPUs: exponentials not scaled back", TOPK_CPU, T_TOPK_CPU, "summed_exponentials",
+           "return largest + np.log(total)",
+           "return np.log(total)"),
+    Defect("top-k on CPUs: balanced gradient without the softmax's", TOPK_CPU, T_TOPK_CPU, "test_gradient",
+           "exp(u[row, i] - log_total) * (f[i] - mean)",
+           "exp(u[row, i] - log_total) * f[i]"),
+    Defect("top-k on CPUs does not ask the switch", TOPK, T_TOPK_CPU, "switch",
+           "NUMBA_COMPILES and cpu_kernels_are_on()",
+           "NUMBA_COMPILES"),
     # load balance
     Defect("balance kernel: gradient without the softmax's", TOPK_TRITON, T_EDGES, "balanced_top_k",
            "(tl.load(f_ptr + unit, mask=inside, other=0.0) - tl.load(share_ptr + n))",

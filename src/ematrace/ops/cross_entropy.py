@@ -19,6 +19,8 @@ LOGITS_PER_SLICE = 2**28
 """Logits held at a time: 512 MB in bfloat16. Smaller slices make the products of the head inefficient."""
 LOGITS_IN_CACHE = 2**19
 """The same on a CPU: 2 MB in float32, which stay in its cache from one pass over them to the next."""
+ROWS_OF_A_PRODUCT = 128
+"""But no fewer rows than these, whatever the vocabulary: a product reads the whole head for however few there are."""
 
 
 def linear_cross_entropy(
@@ -64,41 +66,58 @@ def _loss_and_gradients(
     vocabulary = weight.shape[0]
     # A head whose width is a multiple of 64 keeps the products on the fast path; the added columns are never read.
     head = F.pad(weight.to(hidden.dtype), (0, 0, 0, -vocabulary % 64)) if hidden.is_cuda else weight.to(hidden.dtype)
-    held = LOGITS_PER_SLICE if hidden.is_cuda else min(LOGITS_PER_SLICE, LOGITS_IN_CACHE)
-    rows = max(1, held // head.shape[0])
+    rows = LOGITS_PER_SLICE // head.shape[0]
+    if not hidden.is_cuda:
+        rows = min(rows, max(LOGITS_IN_CACHE // head.shape[0], ROWS_OF_A_PRODUCT))
+    rows = max(1, min(rows, len(hidden)))
+    # A CPU takes as long to get fresh memory for a slice as to take its softmax.
+    logits = hidden.new_empty(rows, head.shape[0])
+    memory = None if hidden.is_cuda else torch.empty_like(logits, dtype=exact)
     loss = hidden.new_zeros((), dtype=exact)
     grad_hidden = torch.empty_like(hidden if needs_gradient else hidden[:0])
     grad_head = torch.zeros_like(head if needs_gradient else head[:0], dtype=exact)
     for start in range(0, len(hidden), rows):
         part = slice(start, start + rows)
-        logits = hidden[part] @ head.T
-        part_loss, grad_logits = _softmax_loss(logits, targets[part], vocabulary, ignore_index, needs_gradient)
+        x, y = hidden[part], targets[part]
+        z = torch.mm(x, head.T, out=logits[: len(x)])
+        part_loss, grad_z = _softmax_loss(z, y, vocabulary, ignore_index, needs_gradient, memory)
         loss += part_loss
         if needs_gradient:
-            grad_hidden[part] = grad_logits @ head
-            _add_product(grad_head, grad_logits.T, hidden[part])
+            torch.mm(grad_z, head, out=grad_hidden[part])
+            _add_product(grad_head, grad_z.T, x)
     return loss, grad_hidden, grad_head[:vocabulary].to(weight.dtype, copy=True)
 
 
 def _softmax_loss(
-    logits: Tensor, targets: Tensor, vocabulary: int, ignore_index: int, needs_gradient: bool
+    logits: Tensor,
+    targets: Tensor,
+    vocabulary: int,
+    ignore_index: int,
+    needs_gradient: bool,
+    memory: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Summed loss and its gradient softmax(logits) - onehot(target); rows with an ignored target are zero."""
+    """Summed loss and its gradient softmax(logits) - onehot(target); rows with an ignored target are zero.
+
+    The logits may be lost. `memory`, of their shape with as many rows or more, is where the gradient comes to be.
+    """
     if logits.is_cuda and logits.dtype != torch.float64 and gpu_kernels_are_on():
         from ematrace.ops.cross_entropy_triton import LARGEST, softmax_loss
 
         if logits.shape[1] <= LARGEST:
             return softmax_loss(logits, targets, vocabulary, ignore_index, needs_gradient)
-    exact = logits[:, :vocabulary].to(torch.float64 if logits.dtype == torch.float64 else torch.float32)
     counted = targets != ignore_index
     target = torch.where(counted, targets, 0).unsqueeze(1)
-    log_sum = exact.logsumexp(-1, keepdim=True)
-    loss = torch.where(counted, (log_sum - exact.gather(1, target)).squeeze(1), 0.0).sum()
+    exact = torch.float64 if logits.dtype == torch.float64 else torch.float32
+    out = None if memory is None else memory[: len(logits)]
+    log_p = torch.log_softmax(logits[:, :vocabulary], -1, dtype=exact, out=out)
+    loss = torch.where(counted, -log_p.gather(1, target).squeeze(1), 0.0).sum()
     if not needs_gradient:
         return loss, logits
-    grad = (exact - log_sum).exp_().scatter_add_(1, target, -torch.ones_like(log_sum))
-    grad = torch.where(counted.unsqueeze(1), grad, 0.0).to(logits.dtype)
-    return loss, F.pad(grad, (0, logits.shape[1] - vocabulary))
+    grad = log_p.exp_().scatter_add_(1, target, -torch.ones_like(target, dtype=exact))
+    if logits.is_cuda or not counted.all():  # all of them is the rule, but a GPU would have to be waited for
+        grad.masked_fill_(~counted.unsqueeze(1), 0.0)
+    grad, padding = grad.to(logits.dtype), logits.shape[1] - vocabulary
+    return loss, F.pad(grad, (0, padding)) if padding else grad
 
 
 def _add_product(total: Tensor, a: Tensor, b: Tensor) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ematrace.ops.topk import TopkGrad, _gelu_topk, _gelu_topk_backward, _weighted_probability
+from ematrace.ops.topk import TopkGrad, _gelu_topk, _gelu_topk_backward, _weighted_probability, kept_weight
 
 
 def load_balance_loss(u: Tensor, z: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -42,7 +42,7 @@ def _weights(u: Tensor, mask: Tensor | None) -> Tensor:
 
 
 def _kept_shares(z: Tensor, weight: Tensor) -> Tensor:
-    kept = ((z != 0) * weight).sum(0)
+    kept = kept_weight(z, weight)
     return kept / torch.where(kept.sum() > 0, kept.sum(), 1.0)
 
 

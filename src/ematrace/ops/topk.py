@@ -7,15 +7,19 @@ rank by GELU(u), computed in float32 at least. Units whose input is not finite r
 
 from __future__ import annotations
 
+import os
+from importlib.util import find_spec
 from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ematrace.kernels import gpu_kernels_are_on
+from ematrace.kernels import cpu_kernels_are_on, gpu_kernels_are_on
 
 TopkGrad = Literal["ste", "masked"]
+# Asked without importing it, which takes half a second. Interpreted, as its switch has it, kernels are for their tests.
+NUMBA_COMPILES = find_spec("numba") is not None and os.environ.get("NUMBA_DISABLE_JIT", "0") in ("", "0")
 
 
 def gelu_topk(u: Tensor, k: int, grad: TopkGrad = "ste") -> Tensor:
@@ -56,6 +60,10 @@ def _gelu_topk(u: Tensor, k: int, straight_through: bool, with_sum: bool) -> tup
         from ematrace.ops.topk_triton import gelu_topk_forward
 
         return gelu_topk_forward(u, k, with_sum)
+    if _on_numba(u):
+        from ematrace.ops.topk_cpu import gelu_topk_forward
+
+        return gelu_topk_forward(u, k, with_sum)
     u = u.contiguous()
     exact = u if u.dtype == torch.float64 else u.float()
     log_sum = exact.logsumexp(-1, keepdim=True) if with_sum else exact.new_empty(0)
@@ -76,12 +84,35 @@ def _weighted_probability(u: Tensor, log_sum: Tensor, f: Tensor) -> Tensor:
         from ematrace.ops.topk_triton import weighted_probability
 
         return weighted_probability(u, log_sum, f)
+    if _on_numba(u):
+        from ematrace.ops.topk_cpu import weighted_probability
+
+        return weighted_probability(u, log_sum, f)
     return ((u - log_sum).exp() * f).sum(-1, keepdim=True)
 
 
 @_weighted_probability.register_fake
 def _(u: Tensor, log_sum: Tensor, f: Tensor) -> Tensor:
     return torch.empty_like(log_sum)
+
+
+@torch.library.custom_op("ematrace::kept_weight", mutates_args=())
+def _kept_weight_on_numba(z: Tensor, weight: Tensor) -> Tensor:
+    from ematrace.ops.topk_cpu import kept_weight
+
+    return kept_weight(z, weight)
+
+
+@_kept_weight_on_numba.register_fake
+def _(z: Tensor, weight: Tensor) -> Tensor:
+    return weight.new_empty(z.shape[1])
+
+
+def kept_weight(z: Tensor, weight: Tensor) -> Tensor:
+    """Summed weight of the rows in which a unit is not 0, [n_units]; z [rows, n_units], weight [rows, 1]."""
+    if _on_numba(z):
+        return _kept_weight_on_numba(z, weight)  # type: ignore[no-any-return]
+    return ((z != 0) * weight).sum(0)  # no operator of ours: torch.compile makes one kernel of it
 
 
 @torch.library.custom_op("ematrace::gelu_topk_backward", mutates_args=())
@@ -96,15 +127,20 @@ def _gelu_topk_backward(
 ) -> Tensor:
     """GELU's derivative times grad, with z only where z is not 0; with the other four, plus the gradient
     factor p (f - share), p = softmax(u), of a load-balance loss."""
+    balance = () if factor is None or log_sum is None or share is None or f is None else (factor, log_sum, share, f)
     if _on_triton(u):
         from ematrace.ops.topk_triton import gelu_topk_backward
 
-        balance = () if factor is None or log_sum is None or share is None or f is None else (factor, log_sum, share, f)
+        return gelu_topk_backward(grad, u, z, balance)
+    if _on_numba(u) and (z is not None or balance):  # else it is one pass in plain torch, too
+        from ematrace.ops.topk_cpu import gelu_topk_backward
+
         return gelu_topk_backward(grad, u, z, balance)
     grad_u: Tensor = torch.ops.aten.gelu_backward(grad, u).contiguous()
     if z is not None:
         grad_u = torch.where(z != 0, grad_u, 0.0)
-    if factor is not None and log_sum is not None and share is not None and f is not None:
+    if balance:
+        factor, log_sum, share, f = balance
         grad_u = (grad_u + factor * (u - log_sum).exp() * (f - share)).to(u.dtype)
     return grad_u
 
@@ -138,3 +174,7 @@ _gelu_topk.register_autograd(_backward, setup_context=_setup_context)
 
 def _on_triton(u: Tensor) -> bool:
     return u.is_cuda and u.dtype != torch.float64 and gpu_kernels_are_on()
+
+
+def _on_numba(u: Tensor) -> bool:
+    return u.device.type == "cpu" and u.dtype != torch.float64 and NUMBA_COMPILES and cpu_kernels_are_on()

@@ -20,7 +20,8 @@ import numba
 import numpy as np
 import numpy.typing as npt
 
-from ematrace.spen.simd import bits, claim, give_way, load, multiply_add, observe, prefetch, total, widen, zeros
+from ematrace.ops.topk_cpu import cut, gelu, order
+from ematrace.spen.simd import claim, give_way, load, multiply_add, observe, prefetch, total, widen, zeros
 
 Floats = npt.NDArray[np.float32]
 Ints = npt.NDArray[np.int64]
@@ -328,99 +329,16 @@ def normalise(vector, at, d, norms, which, epsilon):  # type: ignore[no-untyped-
 
 
 HALF, ONE = np.float32(0.5), np.float32(1)
-SQRT_HALF = np.float32(0.5**0.5)
-FOUR = np.float32(4)
-# erf(x) = x P(x²) / Q(x²) for |x| < 4, the rational approximation of Eigen and XLA, within 2e-7 of it; beyond, it is ±1
-# in float32. Written without a call or a branch, it vectorises, which libm's does not.
-P = tuple(
-    np.float32(p)
-    for p in (
-        -2.72614225801306e-10,
-        2.77068142495902e-08,
-        -2.10102402082508e-06,
-        -5.69250639462346e-05,
-        -7.34990630326855e-04,
-        -2.95459980854025e-03,
-        -1.60960333262415e-02,
-    )
-)
-Q = tuple(
-    np.float32(q)
-    for q in (
-        -1.45660718464996e-05,
-        -2.13374055278905e-04,
-        -1.68282697438203e-03,
-        -7.37332916720468e-03,
-        -1.42647390514189e-02,
-    )
-)
-P6, P5, P4, P3, P2, P1, P0 = P
-Q4, Q3, Q2, Q1, Q0 = Q
-
-
-@_compile
-def gelu(u):  # type: ignore[no-untyped-def]
-    """u (1 + erf(u / √2)) / 2."""
-    x = u * SQRT_HALF
-    s = x * x
-    p = (((((P6 * s + P5) * s + P4) * s + P3) * s + P2) * s + P1) * s + P0
-    q = (((Q4 * s + Q3) * s + Q2) * s + Q1) * s + Q0
-    erf = x * p / q
-    erf = ONE if x >= FOUR else erf
-    erf = -ONE if x <= -FOUR else erf
-    return HALF * u * (ONE + erf)
-
-
-@_compile
-def order(u, z):  # type: ignore[no-untyped-def]
-    """A whole number that grows with the rank of a unit in `ematrace.ops.topk`: with u from 0 on, below with z = GELU.
-
-    -0 equals 0, and what is not finite comes first.
-    """
-    key = bits(u if u >= np.float32(0) else z)
-    key = ZERO if key == NEGATIVE_ZERO else key
-    key = key ^ MAGNITUDE if key < ZERO else key  # larger magnitude, smaller negative number
-    return INFINITY if (bits(u) & MAGNITUDE) >= INFINITY else key
-
-
-ZERO, NEGATIVE_ZERO, MAGNITUDE, INFINITY = np.int32(0), np.int32(-(2**31)), np.int32(2**31 - 1), np.int32(0x7F800000)
 
 
 @_compile
 def largest(rank, b, n, k, active):  # type: ignore[no-untyped-def]
-    """Write the indices of the k largest of rank[b, :n] to `active`, ascending; ties go to the lowest index.
-
-    Bisection keeps count(rank > low) > k >= count(rank > high) until a threshold splits off exactly k, or low and high
-    are neighbours: then every rank equal to high ties at the cut.
-    """
-    low = high = np.int64(rank[b, 0])
-    for j in range(n):
-        low, high = min(low, np.int64(rank[b, j])), max(high, np.int64(rank[b, j]))
-    low -= 1
-    above = 0
-    if k == n:
-        high, above = low, n
-    while above != k and high - low > 1:
-        middle = (low + high) >> 1
-        above = count_above(rank, b, n, np.int32(middle))
-        if above > k:
-            low = middle
-        else:
-            high = middle
-    threshold = np.int32(high)
-    kept, ties = 0, k - count_above(rank, b, n, threshold)
+    """Write the indices of the k largest of rank[b, :n] to `active`, ascending; ties go to the lowest index."""
+    threshold, ties = cut(rank[b, :n], k)
+    kept = 0
     for j in range(n):
         tied = rank[b, j] == threshold and ties > 0
         active[kept] = j
         kept += rank[b, j] > threshold or tied
         ties -= tied
     return kept
-
-
-@_compile
-def count_above(rank, b, n, threshold):  # type: ignore[no-untyped-def]
-    """Counted in float32, exact up to 2^24: integers would be counted in 64 bits, a half or a quarter of the lanes."""
-    count = np.float32(0)
-    for j in range(n):
-        count += ONE if rank[b, j] > threshold else np.float32(0)
-    return np.int64(count)

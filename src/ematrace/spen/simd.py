@@ -136,16 +136,6 @@ def prefetch(typing, array, index, lanes):
 
 
 @intrinsic
-def bits(typing, value):
-    """The bits of a float32 as int32."""
-
-    def generate(context, builder, signature, arguments):
-        return builder.bitcast(arguments[0], _I32)
-
-    return (types.int32(value), generate) if value == types.float32 else None
-
-
-@intrinsic
 def claim(typing, counters, index):
     """counters[index] += 1, for all threads at once; returns what it was before."""
 
