@@ -2,7 +2,8 @@
 
 The paper's batch (224 x 2048 in micro-batches of 56), bfloat16, compiled, on one GPU. Speed is the median over steps,
 with the first five, in which kernels are compiled, left out; a step is all of it: data, forward, backward, clip, AdamW.
-Then both are scored on text that neither was trained on, and the streamed SPEN is compared with the parallel one.
+Then both are scored on text that neither was trained on, and the streamed SPEN is compared with the parallel one. Each
+has a result file of its own, spen_training.json and gpt2_training.json, so that one can be run again without the other.
 
     python benchmarks/spen_training.py --data "train-*.jsonl.xz" --validation validation.jsonl.xz --record results
 """
@@ -130,42 +131,45 @@ def main() -> None:
     arguments = read_arguments()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     sources = dict(item.split("=", 1) for item in arguments.evaluate)
-    started = time.monotonic()
-    figures: dict[str, float] = {}
-    settings: dict[str, Any] = {}
+    told: dict[str, float] = {}
     for preset in arguments.presets:
+        started = time.monotonic()
         summary = train_one(preset, arguments)
         if summary.stopped is not None:  # its figures would be of another run than the one that was asked for
             raise SystemExit(130)
-        settings[preset] = {**summary.settings, "out": None}
+        figures: dict[str, float] = {}
         for measure in (training_figures, partial(held_out_figures, sources=sources, device=device)):
             measured = measure(summary)
             figures |= {f"{preset}.{name}": value for name, value in measured.items()}
             print(preset, json.dumps(measured), flush=True)
-            record(arguments, device, settings, figures, time.monotonic() - started)  # what is next may run out of time
-    print(json.dumps({"benchmark": "spen_training", "paper": PAPER_TOKENS_PER_SECOND, **figures}))
+            if arguments.record is not None:  # at once: what is next may run out of time
+                result = result_of(preset, summary, figures, arguments.seed, device, time.monotonic() - started)
+                print(write_result(result, arguments.record), flush=True)
+        told |= figures
+    print(json.dumps({"benchmark": "spen_training", "paper": PAPER_TOKENS_PER_SECOND, **told}))
 
 
-def record(
-    arguments: argparse.Namespace,
-    device: torch.device,
-    settings: Mapping[str, Any],
+def result_of(
+    preset: str,
+    summary: TrainSummary,
     figures: Mapping[str, float],
+    seed: int,
+    device: torch.device,
     seconds: float,
-) -> None:
-    result = Result(
-        experiment="spen_training",
-        title="SPEN and a transformer of its size on the same tokens",
-        claims=("C21",),
+) -> Result:
+    family = preset.split("-")[0]
+    texts = {name: summary.settings[name] and Path(summary.settings[name]).name for name in ("data", "validation")}
+    return Result(
+        experiment=f"{family}_training",
+        title=f"{preset} trained on real text",
+        claims=("C21",) if family == "spen" else (),
         scale="gpu" if device.type == "cuda" else "cpu",
-        command="python benchmarks/spen_training.py --data SHARDS --validation FILE",
-        settings=settings,
-        seeds=(arguments.seed,),
+        command=f"python benchmarks/spen_training.py --data SHARDS --validation FILE --presets {preset}",
+        settings={preset: {**summary.settings, **texts, "out": None}},
+        seeds=(seed,),
         figures={name: Figure((value,)) for name, value in figures.items()},
         provenance=collect_provenance(seconds),
     )
-    if arguments.record is not None:
-        print(write_result(result, arguments.record))
 
 
 if __name__ == "__main__":
