@@ -113,7 +113,7 @@ SECTIONS = (
         "data to the optimiser. Perplexity is on text that neither was trained on; so few tokens per parameter say "
         "little about where training ends.",
         "spen_training/",
-        ("spen_training",),
+        ("spen_training", "gpt2_training"),
         spen_sections.training,
     ),
     Section(

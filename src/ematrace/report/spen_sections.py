@@ -9,7 +9,10 @@ from ematrace.report.section import Part
 from ematrace.report.sources import Sources
 from ematrace.report.tables import Line, figure_table, measure_table, measured_lines
 
-MODELS = {"spen-130m": "SPEN-130M", "gpt2-130m": "GPT-2-size transformer"}
+MODELS = {
+    "spen_training/spen-130m": "SPEN-130M",
+    "gpt2_training/gpt2-130m": "GPT-2-size transformer",
+}
 SPEED = {
     "tokens_per_second": "tokens/s (median)",
     "tokens_per_second.slowest": "slowest step",
@@ -37,7 +40,7 @@ PARITY = {
 
 
 def training(sources: Sources) -> Sequence[Part]:
-    lines = [Line(label, f"spen_training/{name}") for name, label in MODELS.items()]
+    lines = [Line(label, key) for key, label in MODELS.items()]
     lines = measured_lines(sources, lines, ["tokens_per_second"])
     if not lines:
         return []
