@@ -239,11 +239,21 @@ class TestPlots:
 
     def test_rows_that_are_no_points_keep_their_bars(self, store: Store) -> None:
         points = tuple(Row(f"ours T={n}", Timing((1.0,)), tokens=n) for n in (256, 512))
-        plots = self.plots(store, rows=(*points, Row("prefill", Timing((1.0,)), tokens=7)))
+        plots = self.plots(store, rows=(*points, Row("prefill", Timing((1.0, 1.0)), tokens=7)))
         assert bars_of(plots["speed-made_up-tokens"]) == {"prefill": 7.0}
 
+    def test_what_ran_once_is_not_compared(self, store: Store) -> None:
+        rows = (Row("with kernels", Timing((9.0,)), tokens=7), Row("plain", Timing((1.0,)), tokens=7))
+        assert self.plots(store, rows=rows, ratios={}) == {}
+
+    def test_no_two_lines_look_alike(self, store: Store) -> None:
+        rows = tuple(Row(f"{name} T={n}", Timing((1.0, 1.0)), tokens=n) for name in "abcdefgh" for n in (256, 512))
+        (plot,) = self.plots(store, rows=rows, ratios={}).values()
+        looks = [(line["line"]["color"], line.get("marker", {}).get("symbol")) for line in plot["data"]]
+        assert len(set(looks)) == len(looks)
+
     def test_a_single_length_is_a_bar(self, store: Store) -> None:
-        plots = self.plots(store, rows=(Row("ours T=256", Timing((1.0,)), tokens=7),), ratios={})
+        plots = self.plots(store, rows=(Row("ours T=256", Timing((1.0, 1.0)), tokens=7),), ratios={})
         assert list(plots) == ["speed-made_up-tokens"]
 
 

@@ -39,7 +39,8 @@ def benchmark_parts(stored: StoredRecord) -> list[Part]:
     place = f"speed-{record.benchmark}"
     lengths, contexts = points_of(record, "T"), points_of(record, "context")
     drawn = {row.name for lines in (lengths, contexts) for points in lines.values() for _, row in points}
-    others = [row for row in record.rows if row.name not in drawn]
+    # What ran once was timed for information; a bar would make a comparison of it.
+    others = [row for row in record.rows if row.name not in drawn and len(row.timing.seconds) > 1]
     bars = share_bars(f"{place}-share", record, others) or token_bars(f"{place}-tokens", others)
     ratios = ratio_bars(f"{place}-ratios", record.ratios)
     return [

@@ -27,6 +27,10 @@ LOOKS = (
     (GREEN, "dot", "diamond"),
     (PURPLE, "dashdot", "cross"),
     (GREY, "longdash", "x"),
+    (BLUE, "dot", "circle-open"),
+    (VERMILION, "solid", "square-open"),
+    (GREEN, "dashdot", "diamond-open"),
+    (PURPLE, "dash", "cross-open"),
 )
 # "SPEN T=1024" is a point of the line SPEN at length 1024; "GPT-2 context=128" one at that context.
 POINT = re.compile(r"(?P<name>.+) (?P<axis>T|context)=(?P<at>[\d,]+)")
