@@ -124,7 +124,11 @@ def read_arguments() -> argparse.Namespace:
     parser.add_argument("--evaluate", nargs="*", default=[], metavar="NAME=SOURCE", help="text to score afterwards")
     parser.add_argument("--folder", type=Path, default=Path("runs"), help="where the runs go")
     parser.add_argument("--record", type=Path, help="folder for the result file")
-    return parser.parse_args()
+    arguments = parser.parse_args()
+    families = [preset.split("-")[0] for preset in arguments.presets]
+    if len(set(families)) < len(families):
+        parser.error("argument --presets: one of each family, since a family has one result file")
+    return arguments
 
 
 def main() -> None:

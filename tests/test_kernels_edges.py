@@ -281,6 +281,7 @@ def test_the_switch_chooses_kernels_or_plain_torch(
     monkeypatch.delenv("EMATRACE_KERNELS", raising=False)
     if setting is not None:
         monkeypatch.setenv("EMATRACE_KERNELS", setting)
+    monkeypatch.setattr("ematrace.kernels.numba_compiles", lambda: True)
     assert gpu_kernels_are_on() == on
     calls: list[Any] = []
     monkeypatch.setattr("ematrace.ops.cross_entropy_triton.softmax_loss", lambda *args: calls.append(args))

@@ -216,7 +216,7 @@ CHOICES = (
 @pytest.mark.parametrize(("setting", "dtype", "used"), CHOICES)
 def test_switch_and_dtype_choose(monkeypatch: pytest.MonkeyPatch, setting: str, dtype: torch.dtype, used: bool) -> None:
     monkeypatch.setenv("EMATRACE_KERNELS", setting)
-    monkeypatch.setattr(topk, "NUMBA_COMPILES", True)
+    monkeypatch.setattr("ematrace.kernels.numba_compiles", lambda: True)
     calls = []
 
     def noted(name: str) -> Callable[..., Any]:
@@ -269,3 +269,17 @@ def test_balanced_top_k_compiles_whole() -> None:
         results.append([z, loss, *torch.autograd.grad((z * z).sum() + loss, u)])
     for ours, expected in zip(*results, strict=True):
         torch.testing.assert_close(ours, expected)
+
+
+@pytest.mark.parametrize(
+    ("k", "grad", "told"), [(9, "ste", "k must lie between"), (0, "ste", "k must"), (2, "st", "grad must be")]
+)
+def test_balanced_top_k_refuses_what_top_k_refuses(k: int, grad: Any, told: str) -> None:
+    for function in (topk.gelu_topk, gelu_topk_balanced):
+        with pytest.raises(ValueError, match=told):
+            function(draw(3, 8), k, grad)
+
+
+def test_whole_numbers_are_refused_as_by_torch() -> None:
+    with pytest.raises(NotImplementedError):
+        topk.gelu_topk(torch.tensor([1, 2, 3]), 1)

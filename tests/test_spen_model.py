@@ -292,6 +292,33 @@ def test_folded_context_is_the_context(monkeypatch: pytest.MonkeyPatch) -> None:
         torch.testing.assert_close(ours.cpu().double(), expected, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("how", ["padded", "packed", "carried"])
+def test_folded_context_of_padded_packed_and_carried_sequences(monkeypatch: pytest.MonkeyPatch, how: str) -> None:
+    block, x = folding_block(monkeypatch)
+    mask = torch.ones(2, 9, dtype=torch.bool, device=x.device).index_fill_(
+        1, torch.tensor([0, 1], device=x.device), False
+    )
+    arguments: dict[str, Any] = {"state": BlockState()}
+    if how == "padded":
+        arguments["mask"] = mask
+    elif how == "packed":
+        x, arguments["cu_seqlens"] = x.reshape(1, 18, -1), torch.tensor([0, 5, 5, 18], device=x.device)
+    else:
+        arguments["state"] = block(x, BlockState())[1]
+    folded, state, _ = block(x, **arguments)
+    monkeypatch.setattr(block_module, "can_stand_beside", lambda y: False)
+    expected, expected_state, _ = block(x, **arguments)
+    torch.testing.assert_close(folded, expected, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(state.traces, expected_state.traces, rtol=1e-5, atol=1e-6)
+
+
+def test_few_tokens_are_not_folded(monkeypatch: pytest.MonkeyPatch) -> None:
+    block, x = folding_block(monkeypatch)
+    monkeypatch.setattr(block_module, "FOLDED_FROM", 2)
+    assert block.folds(x[:, :8])  # 2 x 8 tokens of 8 channels
+    assert not block.folds(x[:, :7])
+
+
 def test_exchanged_and_observed_layers_are_called(monkeypatch: pytest.MonkeyPatch) -> None:
     block, x = folding_block(monkeypatch)
     heard = []
@@ -305,10 +332,24 @@ def test_exchanged_and_observed_layers_are_called(monkeypatch: pytest.MonkeyPatc
     class Adapted(nn.Linear):
         pass
 
-    block.W_h = Adapted(block.W_h.in_features, block.W_h.out_features, bias=False)
-    assert not block.folds(x)
-    other, _ = block_and_input(predictor="linear")
-    assert not other.folds(x)
+    class Quantised(Tensor):
+        pass
+
+    plain = block.W_h
+    wrapped, quantised = (nn.Linear(plain.in_features, plain.out_features, bias=False) for _ in range(2))
+    wrapped.forward = lambda h: 0 * plain(h)
+    quantised.weight = nn.Parameter(plain.weight.detach().as_subclass(Quantised))
+    others = (
+        Adapted(plain.in_features, plain.out_features, bias=False),
+        nn.Linear(plain.in_features, plain.out_features),
+        wrapped,
+        quantised,
+    )
+    for other in others:
+        block.W_h = other
+        assert not block.folds(x)
+    other_block, _ = block_and_input(predictor="linear")
+    assert not other_block.folds(x)
 
 
 @pytest.mark.parametrize("topk_grad", ["ste", "masked"])

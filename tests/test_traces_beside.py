@@ -65,6 +65,36 @@ def test_strides_and_bfloat16() -> None:
     torch.testing.assert_close(columns.cpu().double(), expected, rtol=2**-7, atol=2**-9)
 
 
+@pytest.mark.parametrize(("D", "dtype"), [(70, torch.float32), (66, torch.bfloat16)])
+def test_several_programs_a_sequence_and_fixed_rates(D: int, dtype: torch.dtype) -> None:
+    draw = torch.Generator().manual_seed(D)
+    x, weights = torch.randn(1, 17, D, generator=draw).to(dtype), torch.randn(1, 17, 4 * D, generator=draw).to(dtype)
+    results = []
+    for make, place in ((ema_traces_beside, {"device": DEVICE}), (by_definition, {"dtype": torch.float64})):
+        y, alphas = x.to(**place).requires_grad_(), torch.tensor([0.7, 0.2], dtype=torch.float64)
+        columns, _ = make(y, alphas.to(y.device), torch.zeros(2, 1, D).to(y.device, torch.float64), None)
+        results.append((columns, *torch.autograd.grad(columns, y, weights.to(columns))))
+    tolerance = 1e-5 if dtype == torch.float32 else 2**-6
+    for ours, expected in zip(*results, strict=True):
+        torch.testing.assert_close(ours.cpu().double(), expected, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize(
+    ("state", "cu_seqlens"), [((1, 1, 4), None), (None, [0, 3]), ((2, 3, 4), None), (None, [0.0, 3.0])]
+)
+def test_refuses_what_ema_traces_refuses(state: tuple[int, ...] | None, cu_seqlens: list[float] | None) -> None:
+    x = torch.zeros(2, 3, 4, device=DEVICE)
+    arguments = (
+        None if state is None else torch.zeros(state, device=DEVICE),
+        None if cu_seqlens is None else torch.tensor(cu_seqlens, device=DEVICE),
+    )
+    with pytest.raises(ValueError, match=r"state must|cu_seqlens") as refused:
+        ema_traces(x, [0.5, 0.1], *arguments)
+    with pytest.raises(ValueError, match=r"state must|cu_seqlens") as also_refused:
+        ema_traces_beside(x, [0.5, 0.1], *arguments)
+    assert str(also_refused.value) == str(refused.value)
+
+
 def test_only_where_a_kernel_is(monkeypatch: pytest.MonkeyPatch) -> None:
     assert can_stand_beside(torch.zeros(1, 1, 1, device=DEVICE)) == (DEVICE == "cuda")
     monkeypatch.setenv("EMATRACE_KERNELS", "0")

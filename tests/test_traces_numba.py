@@ -5,6 +5,7 @@ That they compute the traces at all is tested with the other backends in `test_t
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -264,6 +265,7 @@ def test_auto_leaves_transforms_to_plain_torch(name: str) -> None:
 def test_when_it_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     x = torch.zeros(1, 5, 3)
     monkeypatch.delenv("EMATRACE_KERNELS", raising=False)
+    monkeypatch.setattr("ematrace.kernels.numba_compiles", lambda: True)
     assert operator._choose("auto", x, None) == "numba"
     monkeypatch.setenv("EMATRACE_KERNELS", "0")
     assert operator._choose("auto", x, None) == "chunked"
@@ -271,7 +273,9 @@ def test_when_it_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("EMATRACE_KERNELS")
     with pytest.raises(ValueError, match="backend 'numba' needs tensors on a CPU, got x on meta"):
         ema_traces(x.to("meta"), 0.5, backend="numba")
-    monkeypatch.setattr(operator, "HAS_NUMBA", False)
+    monkeypatch.setattr("ematrace.kernels.numba_compiles", lambda: False)
     assert operator._choose("auto", x, None) == "chunked"
+    monkeypatch.setitem(sys.modules, "ematrace.traces.numba_scan", None)
+    monkeypatch.delattr("ematrace.traces.numba_scan", raising=False)
     with pytest.raises(ValueError, match="backend 'numba' needs numba, which cannot be imported here"):
         ema_traces(x, 0.5, backend="numba")

@@ -149,8 +149,8 @@ DEFECTS = (
            "exp(u[row, i] - log_total) * (f[i] - mean)",
            "exp(u[row, i] - log_total) * f[i]"),
     Defect("top-k on CPUs does not ask the switch", TOPK, T_TOPK_CPU, "switch",
-           "NUMBA_COMPILES and cpu_kernels_are_on()",
-           "NUMBA_COMPILES"),
+           "u.shape[-1] <= WIDEST and cpu_kernels_are_on()",
+           "u.shape[-1] <= WIDEST"),
     # load balance
     Defect("balance kernel: gradient without the softmax's", TOPK_TRITON, T_EDGES, "balanced_top_k",
            "(tl.load(f_ptr + unit, mask=inside, other=0.0) - tl.load(share_ptr + n))",

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import os
+from functools import cache
 
 import torch
 
@@ -14,7 +15,7 @@ SWITCH = "EMATRACE_KERNELS"
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def gpu_kernels_are_on() -> bool:
-    if not cpu_kernels_are_on():
+    if not _switched_on():
         return False
     try:
         import triton  # noqa: F401
@@ -25,4 +26,18 @@ def gpu_kernels_are_on() -> bool:
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def cpu_kernels_are_on() -> bool:
+    return _switched_on() and numba_compiles()
+
+
+@cache
+def numba_compiles() -> bool:
+    """Whether numba is there, and does not merely interpret (NUMBA_DISABLE_JIT)."""
+    try:
+        import numba
+    except ImportError:  # also if it finds a numpy that is too new for it
+        return False
+    return not numba.config.DISABLE_JIT  # type: ignore[attr-defined]
+
+
+def _switched_on() -> bool:
     return os.environ.get(SWITCH, "1") != "0"

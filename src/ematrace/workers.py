@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 
 import torch
 
+NAME = "ematrace"
 _made = threading.Lock()
 _pool: ThreadPoolExecutor | None = None
 
@@ -16,12 +17,23 @@ _pool: ThreadPoolExecutor | None = None
 def split(kernel: Callable[[int, int], object], n: int, least: int = 1) -> None:
     """kernel(begin, end) for slices that cover range(n), on as many threads as torch uses now.
 
-    A slice has at least `least` items: below that, starting a thread costs more than it saves.
+    A slice has at least `least` items: below that, starting a thread costs more than it saves. When this returns, or
+    raises, no slice is under way any more.
     """
     n_slices = max(1, min(torch.get_num_threads(), n // least))
+    if threading.current_thread().name.startswith(NAME):  # threads that wait for each other would wait for ever
+        n_slices = 1
     ends = [n * i // n_slices for i in range(n_slices + 1)]
-    others = [_workers().submit(kernel, *ends[i : i + 2]) for i in range(1, n_slices)]
-    kernel(ends[0], ends[1])  # the calling thread works, too
+    others: list[Future[object]] = []
+    try:
+        try:
+            for i in range(1, n_slices):
+                others.append(_workers().submit(kernel, ends[i], ends[i + 1]))  # noqa: PERF401 - it may end half-way
+        except RuntimeError:  # the interpreter is shutting down and starts no more threads
+            kernel(ends[len(others) + 1], n)
+        kernel(0, ends[1])  # the calling thread works, too
+    finally:
+        wait(others)
     for other in others:
         other.result()
 
@@ -30,7 +42,7 @@ def _workers() -> ThreadPoolExecutor:
     global _pool
     with _made:
         if _pool is None:
-            _pool = ThreadPoolExecutor(os.cpu_count() or 1, thread_name_prefix="ematrace")
+            _pool = ThreadPoolExecutor(os.cpu_count() or 1, thread_name_prefix=NAME)
         return _pool
 
 

@@ -31,7 +31,7 @@ EXPECTED_SECONDS = {"spcn": 90.0, "rules": 90.0, "bigru": 180.0, "choices": 240.
 # Results that a command of their own records: they need a GPU, and text that is not part of this package.
 RUN_ELSEWHERE = {
     "spen_training": "python benchmarks/spen_training.py --data SOURCE --record results/local",
-    "gpt2_training": "python benchmarks/spen_training.py --data SOURCE --record results/local",
+    "gpt2_training": "python benchmarks/spen_training.py --presets gpt2-130m --data SOURCE --record results/local",
     "spen_streaming": "python benchmarks/streaming_gpu.py --result results/local",
 }
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ematrace.ops.topk import TopkGrad, _gelu_topk, _gelu_topk_backward, _weighted_probability, kept_weight
+from ematrace.ops.topk import TopkGrad, _gelu_topk, _gelu_topk_backward, _weighted_probability, check_topk, kept_weight
 
 
 def load_balance_loss(u: Tensor, z: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -28,6 +28,7 @@ def load_balance_loss(u: Tensor, z: Tensor, mask: Tensor | None = None) -> Tenso
 
 def gelu_topk_balanced(u: Tensor, k: int, grad: TopkGrad = "ste", mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """`gelu_topk(u, k, grad)` and the `load_balance_loss` of it, with one gradient pass over u for both."""
+    check_topk(u, k, grad)
     with torch.autocast(u.device.type, enabled=False):
         flat = u.flatten(0, -2)
         z, loss = _BalancedTopk.apply(flat, k, grad == "ste", _weights(flat, mask))  # type: ignore[no-untyped-call]

@@ -7,8 +7,6 @@ rank by GELU(u), computed in float32 at least. Units whose input is not finite r
 
 from __future__ import annotations
 
-import os
-from importlib.util import find_spec
 from typing import Any, Literal
 
 import torch
@@ -18,8 +16,8 @@ from torch import Tensor
 from ematrace.kernels import cpu_kernels_are_on, gpu_kernels_are_on
 
 TopkGrad = Literal["ste", "masked"]
-# Asked without importing it, which takes half a second. Interpreted, as its switch has it, kernels are for their tests.
-NUMBA_COMPILES = find_spec("numba") is not None and os.environ.get("NUMBA_DISABLE_JIT", "0") in ("", "0")
+NARROW = (torch.float16, torch.bfloat16, torch.float32)
+WIDEST = 2**24  # units, which the CPU kernel counts in float32
 
 
 def gelu_topk(u: Tensor, k: int, grad: TopkGrad = "ste") -> Tensor:
@@ -31,11 +29,15 @@ def gelu_topk(u: Tensor, k: int, grad: TopkGrad = "ste") -> Tensor:
     >>> gelu_topk(torch.tensor([1.0, 3.0, 2.0, 3.0]), k=2)
     tensor([0.0000, 2.9959, 0.0000, 2.9959])
     """
+    check_topk(u, k, grad)
+    return _gelu_topk(u, k, grad == "ste", False)[0]  # type: ignore[no-any-return]
+
+
+def check_topk(u: Tensor, k: int, grad: str) -> None:
     if not 1 <= k <= u.shape[-1]:
         raise ValueError(f"k must lie between 1 and the number of units, {u.shape[-1]}; got {k}")
     if grad not in ("ste", "masked"):
         raise ValueError(f"grad must be 'ste' or 'masked', got {grad!r}")
-    return _gelu_topk(u, k, grad == "ste", False)[0]  # type: ignore[no-any-return]
 
 
 def topk_mask(z: Tensor, k: int) -> Tensor:
@@ -177,4 +179,4 @@ def _on_triton(u: Tensor) -> bool:
 
 
 def _on_numba(u: Tensor) -> bool:
-    return u.device.type == "cpu" and u.dtype != torch.float64 and NUMBA_COMPILES and cpu_kernels_are_on()
+    return u.device.type == "cpu" and u.dtype in NARROW and u.shape[-1] <= WIDEST and cpu_kernels_are_on()

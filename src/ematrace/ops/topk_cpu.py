@@ -4,35 +4,24 @@ The k largest of a row are found by counting against a bisected threshold. Count
 computes GELU itself, as fast as it copies, so values and order are those of the plain path bit for bit.
 
 A thread computes each of its rows as it would alone: results do not depend on the number of threads.
-
-numba keeps compiled functions by the file that they are in: after a change here, touch the files that use it.
 """
 
 # mypy: disallow-untyped-decorators=false, disallow-untyped-calls=false
 from __future__ import annotations
 
-from typing import Any
-
-import numba
 import numpy as np
 import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ematrace.jit import SUMS, compiled, inlined
 from ematrace.workers import split
 
 Floats = npt.NDArray[np.float32]
 
-# Reassociation lets sums vectorise. Nothing is allocated in here (`_nrt`), so arrays need no reference counting.
-_OPTIONS: dict[str, Any] = {
-    "fastmath": {"reassoc", "contract", "arcp", "nsz"},
-    "nogil": True,
-    "error_model": "numpy",
-    "_nrt": False,
-}
-_compile = numba.njit(cache=True, **_OPTIONS)
-_inline = numba.njit(inline="always", **_OPTIONS)  # a loop with a call in it does not vectorise
+_compile = compiled(fastmath=SUMS)
+_inline = inlined(fastmath=SUMS)  # a loop with a call in it does not vectorise
 
 LEAST, LEAST_OF_SUMS = 2**18, 2**20
 """Numbers in a thread's part at least: some tenths of a millisecond, less is done sooner than a thread is started."""
@@ -57,7 +46,7 @@ def gelu_topk_forward(u: Tensor, k: int, with_sum: bool = False) -> tuple[Tensor
 
 def weighted_probability(u: Tensor, log_sum: Tensor, f: Tensor) -> Tensor:
     """sum_i f_i exp(u_i - log_sum) of each row, [rows, 1]."""
-    share = torch.empty_like(log_sum, memory_format=torch.contiguous_format)
+    share = torch.empty_like(log_sum, dtype=torch.float32, memory_format=torch.contiguous_format)
     u_rows, sums, of_units, shares = _rows(u), _flat(log_sum), _flat(f), _flat(share)
     split(lambda *part: weigh(u_rows, sums, of_units, shares, *part), len(shares), -(-LEAST_OF_SUMS // u.shape[-1]))
     return share
@@ -103,7 +92,7 @@ def keep_largest(u, z, k, rank, log_sum, first, end):  # type: ignore[no-untyped
             rank[i] = order(u[row, i], z[row, i])
         threshold, ties = cut(rank, k)
         i = 0
-        while ties > 0:  # the first of those at the threshold move above it
+        while ties > 0 and i < n_units:  # the first of those at the threshold move above it
             tied = rank[i] == threshold
             rank[i] += tied
             ties -= tied

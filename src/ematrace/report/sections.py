@@ -109,9 +109,9 @@ SECTIONS = (
     Section(
         "spen-training",
         "SPEN and a transformer of its size",
-        "Both trained by one loop on the same tokens, with the paper's batch on one GPU. A step is everything from the "
-        "data to the optimiser. Perplexity is on text that neither was trained on; so few tokens per parameter say "
-        "little about where training ends.",
+        "Both trained by one loop on the same tokens, with the paper's batch on one GPU, each in a run of its own; "
+        "commits and machines are below the tables. A step is everything from the data to the optimiser. Perplexity is "
+        "on text that neither was trained on; so few tokens per parameter say little about where training ends.",
         "spen_training/",
         ("spen_training", "gpt2_training"),
         spen_sections.training,

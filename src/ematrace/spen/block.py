@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import NoneType
 from typing import cast
 
 import torch
@@ -77,7 +78,7 @@ class SpenBlock(GradientCheckpointingLayer):
             isinstance(self.predictor, StaticPredictor)
             and x.shape[0] * x.shape[1] >= FOLDED_FROM * x.shape[2]
             and can_stand_beside(x)
-            and all(_is_untouched(layer) for layer in (self.W_h, self.W_e, self.predictor, self.predictor.W_pred))
+            and all(is_untouched(layer) for layer in (self.W_h, self.W_e, self.predictor, self.predictor.W_pred))
         )
 
     def respond(self, x: Tensor, c: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor | None]:
@@ -94,6 +95,14 @@ class SpenBlock(GradientCheckpointingLayer):
         return gelu_topk(u, config.k, config.topk_grad), None
 
 
-def _is_untouched(layer: nn.Module) -> bool:
+def is_untouched(layer: nn.Module) -> bool:
+    """Whether a layer does what its weight alone says: nobody has exchanged or wrapped it, quantised its weight, given
+    it a bias, or listens to its calls."""
     hooks = layer._forward_hooks or layer._forward_pre_hooks or layer._backward_hooks or layer._backward_pre_hooks
-    return type(layer) in (nn.Linear, StaticPredictor) and not hooks
+    if type(layer) not in (nn.Linear, StaticPredictor) or hooks:
+        return False
+    if torch.compiler.is_compiling():  # which does not see through the rest
+        return True
+    wrapped = "forward" in vars(layer)
+    weight, bias = (getattr(layer, name, None) for name in ("weight", "bias"))
+    return not wrapped and bias is None and type(weight) in (nn.Parameter, Tensor, NoneType)

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from typing import Protocol, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from ematrace.spen.block import SpenBlock
+from ematrace.spen.block import SpenBlock, is_untouched
 from ematrace.spen.modeling import SpenForCausalLM
 
 
@@ -76,6 +76,9 @@ def folded_weights(model: SpenForCausalLM) -> FoldedWeights:
 
 
 def _folded(block: SpenBlock) -> FoldedBlock:
+    for name, layer in block.named_modules():
+        if isinstance(layer, nn.Linear) and not is_untouched(layer):
+            raise ValueError(f"a decoder reads weights and calls no layers, but {name} is more than its weight")
     return FoldedBlock(
         M=_plain(block.folded_weights(torch.float64)),
         norm_weight=_plain(block.norm.weight),

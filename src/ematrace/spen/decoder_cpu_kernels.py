@@ -14,26 +14,19 @@ Letters in shapes: L blocks, A rates, B streams, d width, F feed-forward units. 
 # mypy: disallow-untyped-decorators=false, disallow-untyped-calls=false
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import numba
 import numpy as np
 import numpy.typing as npt
 
+from ematrace.jit import SUMS, compiled
 from ematrace.ops.topk_cpu import cut, gelu, order
 from ematrace.spen.simd import claim, give_way, load, multiply_add, observe, prefetch, total, widen, zeros
 
 Floats = npt.NDArray[np.float32]
 Ints = npt.NDArray[np.int64]
 
-# Reassociation lets sums vectorise. Nothing is allocated in here (`_nrt`), so arrays need no reference counting.
-_OPTIONS: dict[str, Any] = {
-    "fastmath": {"reassoc", "contract", "arcp", "nsz"},
-    "nogil": True,
-    "error_model": "numpy",
-    "_nrt": False,
-}
-_compile = numba.njit(cache=True, **_OPTIONS)
+_compile = compiled(fastmath=SUMS)
 
 PIECE = 49_152
 """Weights in a piece of work: a few microseconds, so that threads end a phase at nearly the same time."""

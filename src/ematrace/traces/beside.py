@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ematrace.kernels import gpu_kernels_are_on
-from ematrace.traces.operator import Alphas, rates_for
+from ematrace.traces.operator import Alphas, checked, no_autocast
 
 
 def can_stand_beside(x: Tensor) -> bool:
@@ -23,5 +23,6 @@ def ema_traces_beside(
     """
     from ematrace.traces import triton_scan
 
-    state = None if state is None else state.float()
-    return triton_scan.ema_triton_beside(x, rates_for(alphas, x), state, cu_seqlens)
+    rates, state, _ = checked(x, alphas, state, cu_seqlens)
+    with no_autocast(x):
+        return triton_scan.ema_triton_beside(x, rates, state, cu_seqlens)

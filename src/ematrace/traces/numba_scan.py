@@ -11,18 +11,16 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-import numba
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from ematrace.jit import compiled, inlined
 from ematrace.traces.chunked import ema_chunked
 from ematrace.workers import split
 
-_OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy", "_nrt": False}
-_compile = numba.njit(cache=True, **_OPTIONS)
-_inline = numba.njit(inline="always", **_OPTIONS)  # so that the number of steps is a constant, and loops unroll
+_compile, _inline = compiled(), inlined()  # so that the number of steps is a constant, and loops unroll
 
 STEPS = 4  # with the state in registers, which saves three of four loads and stores of it
 LANES = 16  # channels of a piece of work: a cache line, which threads should not share

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from importlib.util import find_spec
 from numbers import Real
 from typing import Any
 
@@ -21,7 +20,6 @@ try:
 except ImportError:  # Triton comes with torch on GPU machines only
     triton_scan = None  # type: ignore[assignment]
 
-HAS_NUMBA = find_spec("numba") is not None  # asked without importing it, which takes half a second
 BACKENDS = ("auto", "reference", "chunked", "numba", "triton")
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 # Asked once: torch.compile of torch 2.11 cannot trace the question and would break the graph there.
@@ -56,6 +54,17 @@ def ema_traces(
     tensor([[0.5000, 0.2500, 0.1250],
             [1.0000, 0.0000, 0.0000]])
     """
+    rates, state, n_sequences = checked(x, alphas, state, cu_seqlens)
+    with no_autocast(x):
+        if x.numel() == 0:
+            return _nothing(x, rates, state, n_sequences)
+        return _dispatch(x, rates, state, cu_seqlens, n_sequences, backend)
+
+
+def checked(
+    x: Tensor, alphas: Alphas, state: Tensor | None, cu_seqlens: Tensor | None
+) -> tuple[Tensor, Tensor | None, int]:
+    """Rates and state as backends want them, and the number of sequences; ValueError for what does not fit."""
     if x.dim() != 3 or x.dtype not in DTYPES:
         raise ValueError(
             f"x must be [B,T,D] in float16, bfloat16, float32 or float64, got {list(x.shape)} in {x.dtype}"
@@ -65,10 +74,7 @@ def ema_traces(
     if state is not None:
         _check_state(state, (rates.shape[0], n_sequences, x.shape[2]), x)
         state = state.to(_state_dtype(x))
-    with _no_autocast(x):
-        if x.numel() == 0:
-            return _nothing(x, rates, state, n_sequences)
-        return _dispatch(x, rates, state, cu_seqlens, n_sequences, backend)
+    return rates, state, n_sequences
 
 
 def _dispatch(
@@ -84,7 +90,10 @@ def _dispatch(
     if chosen == "triton":
         return triton_scan.ema_triton(x, rates, state, cu_seqlens)
     if chosen == "numba":
-        from ematrace.traces import numba_scan
+        try:
+            from ematrace.traces import numba_scan
+        except ImportError as error:
+            raise ValueError("backend 'numba' needs numba, which cannot be imported here") from error
 
         traces, last = numba_scan.ema_scan(x.to(_state_dtype(x)), rates, state, cu_seqlens)
     elif chosen == "chunked":
@@ -107,8 +116,6 @@ def _choose(backend: str, x: Tensor, cu_seqlens: Tensor | None) -> str:
         if triton_scan is None:
             raise ValueError("backend 'triton' needs Triton, which cannot be imported here")
         triton_scan.check(x)
-    if backend == "numba" and not HAS_NUMBA:
-        raise ValueError("backend 'numba' needs numba, which cannot be imported here")
     if backend == "numba" and x.device.type != "cpu":
         raise ValueError(f"backend 'numba' needs tensors on a CPU, got x on {x.device}")
     if backend != "auto":
@@ -117,7 +124,7 @@ def _choose(backend: str, x: Tensor, cu_seqlens: Tensor | None) -> str:
         return "reference"
     if x.is_cuda and x.dtype != torch.float64 and gpu_kernels_are_on():
         return "triton"
-    return "numba" if x.device.type == "cpu" and HAS_NUMBA and cpu_kernels_are_on() else "chunked"
+    return "numba" if x.device.type == "cpu" and cpu_kernels_are_on() else "chunked"
 
 
 def _is_transformed(*tensors: Tensor | None) -> bool:
@@ -208,7 +215,7 @@ def _nothing(x: Tensor, rates: Tensor, state: Tensor | None, n_sequences: int) -
     return traces, state.clone()
 
 
-def _no_autocast(x: Tensor) -> AbstractContextManager[object]:
+def no_autocast(x: Tensor) -> AbstractContextManager[object]:
     if x.device.type in AUTOCAST_DEVICES:
         return torch.autocast(x.device.type, enabled=False)
     return nullcontext()

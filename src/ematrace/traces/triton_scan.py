@@ -27,6 +27,12 @@ CHANNELS = 64  # of a program, which is one warp: 128 bytes of bfloat16 a load
 
 
 @triton.jit
+def _wide(number):
+    """In 64 bits, also if it is an argument of 1, which is a constant of the kernel."""
+    return tl.zeros((), tl.int64) + number
+
+
+@triton.jit
 def _load_rates(rates_ptr, stride_a, stride_d, channels, D, A: tl.constexpr, SHARED: tl.constexpr):
     """A rates in float64, each a scalar where all channels share it."""
     rates = ()
@@ -73,6 +79,7 @@ def _load_tiles(
 ):  # fmt: skip
     """The same steps of A traces, the last of them from `slow_row` if there is one."""
     tiles = ()
+    stride_a = _wide(stride_a)
     for a in tl.static_range(A):
         if HAS_SLOW and a == A - 1:
             tiles = tiles + (_load_tile(slow_row, channels, limit, STEPS, D),)
@@ -157,6 +164,7 @@ def _forward_kernel(
     rates = _load_rates(rates_ptr, rates_stride_a, rates_stride_d, channels, D, A, SHARED)
     alpha, powers, losses = _powers(rates, A, STEPS)
     start, length = _bounds(cu_ptr, n, T, PACKED)
+    tile_rows = _wide(tile_rows)
     first_row = start if PACKED else n * T
     x_row = x_ptr + (0 if PACKED else n * x_stride_b) + start * X_STRIDE_T
     traces_row = traces_ptr + first_row * (A + BESIDE) * D
@@ -285,6 +293,7 @@ def _backward_kernel(
     rates = _load_rates(rates_ptr, rates_stride_a, rates_stride_d, channels, D, A, SHARED)
     alpha, powers, losses = _powers(rates, A, STEPS)
     start, length = _bounds(cu_ptr, n, T, PACKED)
+    tile_rows = _wide(tile_rows)
     first_row = start if PACKED else n * T
     whole = length // STEPS * STEPS
     grad_row = grad_ptr + (0 if PACKED else n * grad_stride_b) + (start + length) * GRAD_STRIDE_T
