@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import subprocess
 import sys
 import threading
@@ -68,12 +69,14 @@ def test_several_threads_at_once() -> None:
 def test_after_a_fork() -> None:
     if "fork" not in multiprocessing.get_all_start_methods():
         pytest.skip("no fork on this system")
-    split(lambda begin, end: None, 3)  # the parent has its threads
+    everybody = (os.cpu_count() or 1) + 1
+    torch.set_num_threads(everybody)
+    split(lambda begin, end: time.sleep(0.05), everybody)  # the parent has all of its threads
     context = multiprocessing.get_context("fork")
     queue = context.Queue()
-    child = context.Process(target=split, args=(lambda begin, end: queue.put(end - begin), 3))
+    child = context.Process(target=split, args=(lambda begin, end: queue.put(end - begin), everybody))
     child.start()
-    assert sum(queue.get(timeout=20) for _ in range(3)) == 3
+    assert sum(queue.get(timeout=20) for _ in range(everybody)) == everybody
     child.join(20)
     assert child.exitcode == 0
 

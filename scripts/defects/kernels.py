@@ -8,7 +8,7 @@ SCAN, TOPK, TOPK_TRITON, BALANCE = "traces/triton_scan.py", "ops/topk.py", "ops/
 ENTROPY, ENTROPY_TRITON, SWITCH = "ops/cross_entropy.py", "ops/cross_entropy_triton.py", "kernels.py"
 TOPK_CPU, T_TOPK_CPU = "ops/topk_cpu.py", "test_ops_topk_cpu.py"
 T_EDGES, T_SCAN, T_TOPK = "test_kernels_edges.py", "test_traces_triton.py", "test_ops_topk.py"
-T_BESIDE = "test_traces_beside.py"
+T_BESIDE, WORKERS, T_WORKERS = "test_traces_beside.py", "workers.py", "test_workers.py"
 T_ENTROPY, T_BALANCE = "test_ops_cross_entropy.py", "test_ops_load_balance.py"
 TILES, TOPK_TILES, LOSS_TILES = "traces_at_the_borders", "top_k_at_the_borders", "loss_at_the_borders"
 
@@ -189,6 +189,13 @@ DEFECTS = (
     Defect("softmax kernel: ignored word of the vocabulary taken off", ENTROPY_TRITON, T_EDGES, "ignored_rows",
            "mask=counted & valid)",
            "mask=valid)"),
+    # threads
+    Defect("workers: slices left under way", WORKERS, T_WORKERS, "exception_comes_after",
+           "        wait(others)\n",
+           "        pass\n"),
+    Defect("workers: a forked process waits for threads it has not", WORKERS, T_WORKERS, "after_a_fork",
+           "    _pool, _made = None, threading.Lock()\n",
+           "    pass\n"),
     # the switch
     Defect("switch without effect", SWITCH, T_EDGES, "switch",
            'os.environ.get(SWITCH, "1") != "0"',

@@ -37,7 +37,8 @@ from ematrace.ledger.results import (
 
 FORMAT = 1
 COPY, READ, MATMUL = "copy_bytes_per_second", "read_bytes_per_second", "matmul_flops_per_second"
-PEERS = ("triton", "transformers", "flash-linear-attention", "reservoirpy")  # whose versions matter to a ratio
+# Whose versions matter to a ratio; fla-core is flash-linear-attention without its models.
+PEERS = ("triton", "transformers", "flash-linear-attention", "fla-core", "reservoirpy")
 OUTPUTS = ("--record", "--result")  # where files go is not part of what was measured
 _BEGUN = time.monotonic()
 

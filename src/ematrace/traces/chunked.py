@@ -1,4 +1,4 @@
-"""The traces as matrix products over chunks of time, in plain torch: for CPUs, float64, and where there is no Triton.
+"""The traces as matrix products over chunks of time, in plain torch: any device, derivatives of any kind and order.
 
 Shapes: A rates, B sequences, T steps, D channels, G groups of channels that share a rate (1 or D), N packed sequences,
 K chunks of C steps.
