@@ -2,14 +2,16 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+TEST_PROCESSES ?= 2
 
 .PHONY: reproduce test lint bench record defects wheel clean
 
 reproduce: $(VENV)/.installed
 	$(BIN)/ematrace reproduce
 
+# Half of the tests wait for a process or compile on one core: two at a time take two thirds of the time.
 test: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist worksteal
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

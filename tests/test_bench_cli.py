@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from bench_support import made_up_file
 from ematrace import bench_cli, cli
@@ -33,7 +34,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path / "here")
     monkeypatch.setattr(bench_cli, "benchmarks_folder", lambda: made)
     monkeypatch.setattr(bench_cli, "sees_gpu", lambda: False)
-    monkeypatch.setenv("COLUMNS", "140")
+    monkeypatch.setattr(cli, "console", Console(width=140))  # made when cli was imported, with what was then said
     return made
 
 
