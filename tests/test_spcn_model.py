@@ -307,7 +307,7 @@ def test_unknown_word_without_drive(fitted: SPCN) -> None:
 
 
 @pytest.mark.parametrize("method", ["fit", "partial_fit", "transform", "encode"])
-@pytest.mark.parametrize("bad", ["the cat", ["the", 3], ["the", None], {"the", "cat"}, 7, None, [["the"]]], ids=repr)
+@pytest.mark.parametrize("bad", ["the cat", ["the", 3], ["the", None], {"the"}, 7, None, [["the"]]], ids=repr)
 def test_what_is_not_a_list_of_words(fitted: SPCN, method: str, bad: Any) -> None:
     model = clone(fitted).fit([["a"]])
     with pytest.raises(TypeError, match="sentence 1 is not a sequence of words"):
