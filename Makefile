@@ -9,7 +9,7 @@ TEST_PROCESSES ?= 2
 reproduce: $(VENV)/.installed
 	$(BIN)/ematrace reproduce
 
-# Half of the tests wait for a process or compile on one core: two at a time take two thirds of the time.
+# Two at a time take two thirds of the time on two cores; TEST_PROCESSES=1 is kinder to a busy machine.
 test: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist worksteal
 

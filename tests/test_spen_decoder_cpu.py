@@ -419,6 +419,10 @@ def test_models_and_settings_it_cannot_run_are_refused() -> None:
         CpuDecoder(linear)
     with pytest.raises(ValueError, match=r"SpenConfig.predictor is 'linear'"):
         SpenStream(linear, decoder=CpuDecoder(model))
+    observed = make_model()
+    observed.model.layers[0].W_up.register_forward_hook(lambda *call: None)
+    with pytest.raises(ValueError, match="calls no layers, but W_up is more than its weight"):
+        CpuDecoder(observed)
     with pytest.raises(ValueError, match="pghu and decoder exclude each other"):
         SpenStream(model, PGHU(), CpuDecoder(model))
     with pytest.raises(ValueError, match=r"float32 or bfloat16, not in torch.float16"):

@@ -189,6 +189,9 @@ DEFECTS = (
     Defect("softmax kernel: ignored word of the vocabulary taken off", ENTROPY_TRITON, T_EDGES, "ignored_rows",
            "mask=counted & valid)",
            "mask=valid)"),
+    Defect("kernels need a folder to be kept in", "jit.py", "test_jit.py", "nothing_can_be_kept",
+           "return numba.njit(**_OPTIONS, **options)(function)",
+           "raise"),
     # threads
     Defect("workers: slices left under way", WORKERS, T_WORKERS, "exception_comes_after",
            "        wait(others)\n",

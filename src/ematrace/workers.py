@@ -29,7 +29,10 @@ def split(kernel: Callable[[int, int], object], n: int, least: int = 1) -> None:
         try:
             for i in range(1, n_slices):
                 others.append(_workers().submit(kernel, ends[i], ends[i + 1]))  # noqa: PERF401 - it may end half-way
-        except RuntimeError:  # the interpreter is shutting down and starts no more threads
+        except RuntimeError as error:
+            if "shutdown" not in str(error):
+                raise
+            # The interpreter is ending and starts no more threads.
             kernel(ends[len(others) + 1], n)
         kernel(0, ends[1])  # the calling thread works, too
     finally:
