@@ -305,6 +305,24 @@ def test_a_damaged_model_is_refused(
     assert "Traceback" not in error
 
 
+@pytest.mark.parametrize("command", ["stream", "eval", "generate"])
+def test_code_in_a_model_folder_is_never_run(
+    command: str, run: Path, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    """transformers would ask on standard input, where a "y" of the text to read would pass for consent."""
+    hostile, mark = tmp_path / "hostile", tmp_path / "was_run"
+    shutil.copytree(run / "model", hostile)
+    config = json.loads((hostile / "config.json").read_text())
+    config |= {"model_type": "unheard_of", "auto_map": {"AutoConfig": "evil.C", "AutoModelForCausalLM": "evil.M"}}
+    (hostile / "config.json").write_text(json.dumps(config))
+    (hostile / "evil.py").write_text(f"open({str(mark)!r}, 'w').close()\n")
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"y\n" * 9)))
+    more = {"stream": [], "eval": ["--data", str(text)], "generate": ["y"]}[command]
+    assert call(monkeypatch, command, str(hostile), *more) == 2
+    assert not mark.exists()
+    assert "custom code" in capsys.readouterr().err
+
+
 def test_a_run_that_has_no_model_yet_names_its_last_checkpoint(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -96,9 +96,13 @@ def load_model(path_or_name: str | Path) -> tuple[Any, Any]:
         offline = Path(name).exists() or not hub_is_reachable()
         with no_bars():
             model, told = AutoModelForCausalLM.from_pretrained(
-                name, use_safetensors=True, local_files_only=offline, output_loading_info=True
+                name,
+                use_safetensors=True,
+                local_files_only=offline,
+                trust_remote_code=False,  # left out, transformers would ask on standard input
+                output_loading_info=True,
             )
-        tokenizer = AutoTokenizer.from_pretrained(name, local_files_only=offline)
+        tokenizer = AutoTokenizer.from_pretrained(name, local_files_only=offline, trust_remote_code=False)
     except (OSError, ValueError, ImportError, RuntimeError, SafetensorError) as error:
         first = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
         where = "not a folder here, and not loaded from the hub" if not Path(name).exists() else "not loaded"

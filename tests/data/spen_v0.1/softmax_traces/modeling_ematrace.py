@@ -1,0 +1,1 @@
+from ematrace.spen import SpenConfig, SpenForCausalLM, SpenModel
