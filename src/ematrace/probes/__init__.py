@@ -1,14 +1,8 @@
 """What can be read from a representation: ridge probes, their intervals and controls, word decoding."""
 
+from ematrace.intervals import seed_interval, wilson_interval
 from ematrace.probes.controls import control_labels, label_weights, selectivity
 from ematrace.probes.decoding import PeelingDecoder, lagged_words
-from ematrace.probes.intervals import (
-    newcombe_difference_interval,
-    paired_difference_interval,
-    seed_interval,
-    welch_difference_interval,
-    wilson_interval,
-)
 from ematrace.probes.projection import gaussian_projection
 from ematrace.probes.ridge import GramMatrix, Readout, ReadoutBank, RidgeProbe
 from ematrace.probes.scores import Scores, score_roles
@@ -26,12 +20,9 @@ __all__ = [
     "gaussian_projection",
     "label_weights",
     "lagged_words",
-    "newcombe_difference_interval",
-    "paired_difference_interval",
     "participation_ratio",
     "score_roles",
     "seed_interval",
     "selectivity",
-    "welch_difference_interval",
     "wilson_interval",
 ]

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ematrace.probes.intervals import Interval, wilson_interval
+from ematrace.intervals import Interval, wilson_interval
 
 Labels = Sequence[str] | NDArray[Any]
 

@@ -1,0 +1,101 @@
+"""Confidence intervals of proportions (over tokens) and of means (over seeds).
+
+scipy.stats is imported inside the functions: it takes most of a second, and most commands need no interval.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+Values = Sequence[float] | NDArray[np.floating]
+Interval = tuple[float, float]
+
+
+def wilson_interval(k: int, n: int, confidence: float = 0.95) -> Interval:
+    """Wilson score interval of a proportion, ``k`` successes in ``n`` trials; no trials give (0, 1).
+
+    >>> tuple(round(end, 4) for end in wilson_interval(81, 263))
+    (0.2553, 0.3662)
+    """
+    from scipy.stats import binomtest
+
+    if not 0 <= k <= n:
+        raise ValueError(f"counts must satisfy 0 <= k <= n, got k={k}, n={n}")
+    _check_confidence(confidence)
+    if n == 0:
+        return 0.0, 1.0
+    low, high = binomtest(k, n).proportion_ci(confidence, method="wilson")
+    return float(low), float(high)
+
+
+def newcombe_difference_interval(k1: int, n1: int, k2: int, n2: int, confidence: float = 0.95) -> Interval:
+    """Score interval of p1 - p2 for two independent proportions (Newcombe 1998, method 10).
+
+    d - sqrt((p1-l1)² + (u2-p2)²) to d + sqrt((u1-p1)² + (p2-l2)²), with d = p1 - p2 and (l, u) the Wilson
+    intervals. No trials on either side give (-1, 1). Written out because statsmodels, which has it, imports pandas;
+    the tests compare the two.
+    """
+    l1, u1 = wilson_interval(k1, n1, confidence)
+    l2, u2 = wilson_interval(k2, n2, confidence)
+    if n1 == 0 or n2 == 0:
+        return -1.0, 1.0
+    p1, p2 = k1 / n1, k2 / n2
+    return p1 - p2 - math.hypot(p1 - l1, u2 - p2), p1 - p2 + math.hypot(u1 - p1, p2 - l2)
+
+
+def seed_interval(values: Values, confidence: float = 0.95) -> Interval:
+    """Student-t interval of the mean, mean ± t_{n-1} s / sqrt(n); a single value gives (nan, nan)."""
+    from scipy import stats
+
+    x = _check_values(values)
+    _check_confidence(confidence)
+    if x.size == 1:
+        return math.nan, math.nan
+    mean, standard_error = float(x.mean()), float(stats.sem(x))
+    if standard_error == 0:
+        return mean, mean
+    low, high = stats.t.interval(confidence, x.size - 1, loc=mean, scale=standard_error)
+    return float(low), float(high)
+
+
+def paired_difference_interval(a: Values, b: Values, confidence: float = 0.95) -> Interval:
+    """Student-t interval of the mean of a - b, where a[i] and b[i] come from the same seed."""
+    x, y = _check_values(a), _check_values(b)
+    if x.size != y.size:
+        raise ValueError(f"paired values must have equal length, got {x.size} and {y.size}")
+    return seed_interval(x - y, confidence)
+
+
+def welch_difference_interval(a: Values, b: Values, confidence: float = 0.95) -> Interval:
+    """Welch interval of mean(a) - mean(b), unpaired, unequal variances; a single value on a side gives (nan, nan)."""
+    from scipy.stats import ttest_ind
+
+    x, y = _check_values(a), _check_values(b)
+    _check_confidence(confidence)
+    if x.size == 1 or y.size == 1:
+        return math.nan, math.nan
+    difference = float(x.mean() - y.mean())
+    if np.ptp(x) == np.ptp(y) == 0:
+        return difference, difference
+    with warnings.catch_warnings():
+        # One side without spread is legitimate here (an accuracy of 1 on every seed).
+        warnings.filterwarnings("ignore", "Precision loss", RuntimeWarning)
+        low, high = ttest_ind(x, y, equal_var=False).confidence_interval(confidence)
+    return float(low), float(high)
+
+
+def _check_confidence(confidence: float) -> None:
+    if not 0 < confidence < 1:
+        raise ValueError(f"confidence must lie between 0 and 1, got {confidence}")
+
+
+def _check_values(values: Values) -> NDArray[np.float64]:
+    x = np.asarray(values, dtype=np.float64)
+    if x.ndim != 1 or x.size == 0 or not np.isfinite(x).all():
+        raise ValueError("values must be a non-empty one-dimensional sequence of finite numbers")
+    return x
