@@ -1,0 +1,71 @@
+"""A metric over the seeds that measured it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from ematrace.intervals import seed_interval, wilson_interval
+
+CONFIDENCE = 0.95
+
+Interval = tuple[float, float]
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A value per seed. `n` is how many items each was scored on, the fewest over seeds, if it is an accuracy.
+
+    A single seed may have `repetitions` of a timing: they stand in for seeds in intervals, and only there.
+    """
+
+    values: tuple[float, ...]
+    n: int | None = None
+    unit: str = ""
+    repetitions: tuple[float, ...] = ()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "values", tuple(float(v) for v in self.values))
+
+    @property
+    def known(self) -> bool:
+        """False if any seed has no value: half a sample is not evidence."""
+        return bool(self.values) and all(math.isfinite(v) for v in self.values)
+
+    @property
+    def draws(self) -> tuple[float, ...]:
+        """What varies: values over seeds, or repetitions on the only seed."""
+        return self.repetitions if len(self.values) == 1 and len(self.repetitions) >= 2 else self.values
+
+    @property
+    def mean(self) -> float:
+        if not self.known:
+            return math.nan
+        # Identical values keep their exact mean, so that they still compare as equal.
+        return self.values[0] if len(set(self.values)) == 1 else math.fsum(self.values) / len(self.values)
+
+    @property
+    def sd(self) -> float:
+        """Standard deviation (m - 1) over seeds or repetitions; nan for fewer than two."""
+        if not self.known or len(self.draws) < 2:
+            return math.nan
+        m = math.fsum(self.draws) / len(self.draws)
+        if len(set(self.draws)) == 1:
+            return 0.0
+        return math.sqrt(math.fsum((v - m) ** 2 for v in self.draws) / (len(self.draws) - 1))
+
+    @property
+    def interval(self) -> Interval | None:
+        """95%: Student over seeds (or repetitions); Wilson over items for a single accuracy; else None."""
+        if not self.known:
+            return None
+        if len(self.draws) >= 2:
+            return (self.mean, self.mean) if self.sd == 0.0 else seed_interval(self.draws, CONFIDENCE)
+        return self.over_items
+
+    @property
+    def over_items(self) -> Interval | None:
+        """The Wilson interval that one run with the mean accuracy would have."""
+        if not self.known or not self.n or self.unit != "accuracy":
+            return None
+        return wilson_interval(round(self.mean * self.n), self.n, CONFIDENCE)

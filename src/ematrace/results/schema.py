@@ -1,0 +1,203 @@
+"""A cell, and the file that the cells of one run are written to."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeAlias
+
+import msgspec
+
+from ematrace.files import write_atomically
+from ematrace.results.provenance import Provenance
+
+SCHEMA = 2
+SCALES = ("cpu", "gpu")
+LONGEST_NAME = 120  # characters of a file name made from factors
+
+Name = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z_][\w.-]*$", max_length=100)]
+"""A plain name: it becomes part of a file name, a table head, a selector."""
+Factor: TypeAlias = str | int | float | bool
+Factors: TypeAlias = Mapping[str, Factor]
+
+
+class ResultError(ValueError):
+    """A result file that breaks the schema; the message is one line that names the file and the field."""
+
+
+class Metric(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """One measured number.
+
+    >>> Metric(0.79, unit="accuracy", n=21234)
+    Metric(value=0.79, unit='accuracy', n=21234, better=None, repetitions=())
+    """
+
+    value: float | None
+    """None where there was nothing to measure, such as a role that never occurs."""
+    unit: str = ""
+    """"accuracy" (a share of `n`), "nats", "tokens/s", "s", "bytes", ..."""
+    n: Annotated[int, msgspec.Meta(ge=0)] | None = None
+    """How many items (tokens, sentences) the value was scored on: what an interval within one seed needs."""
+    better: Literal["low", "high"] | None = None
+    repetitions: tuple[float, ...] = ()
+    """A timing, repeated on the same seed. `value` is their mean or median, as the experiment says."""
+
+    def __post_init__(self) -> None:
+        numbers = (*self.repetitions, *(() if self.value is None else (self.value,)))
+        if not all(map(math.isfinite, numbers)):
+            raise ValueError("not a finite number; a missing value is null")
+        if self.unit == "accuracy" and self.value is not None and not 0.0 <= self.value <= 1.0:
+            raise ValueError(f"an accuracy of {self.value} lies outside [0, 1]")
+        if self.n == 0 and self.value is not None:
+            raise ValueError("a value scored on no items")
+
+
+class Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Factors and metrics of one cell; what all cells of a run share stands once in its `CellFile`."""
+
+    factors: dict[Name, Factor]
+    metrics: dict[Name, Metric]
+
+
+class CellFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What one run of an experiment measured: one point of its grid on one seed.
+
+    `factors` is that point of the grid; a row may add factors of its own (a representation, a role).
+    """
+
+    schema: int
+    experiment: Name
+    scale: Literal["cpu", "gpu"]
+    seed: int
+    factors: dict[Name, Factor]
+    settings: dict[str, Any]
+    provenance: Provenance
+    cells: list[Row]
+
+    def __post_init__(self) -> None:
+        seen: set[str] = set()
+        for row in self.cells:
+            both = [name for name in row.factors if name in self.factors]
+            if both:
+                raise ValueError(f"factor '{both[0]}' stands in the file's factors and in a cell's")
+            key = _canonical(row.factors)
+            if key in seen:
+                raise ValueError(f"two cells have the same factors {dict(row.factors)}")
+            seen.add(key)
+
+    @property
+    def name(self) -> str:
+        """The file's name, a function of scale, seed and point of the grid, so that a resumed grid finds it."""
+        return file_name(self.factors, self.seed, self.scale)
+
+    def unpack(self) -> list[Cell]:
+        """The cells, each with everything that is known of it."""
+        return [
+            Cell(
+                experiment=self.experiment,
+                factors={**self.factors, **row.factors},
+                seed=self.seed,
+                metrics=row.metrics,
+                settings=self.settings,
+                provenance=self.provenance,
+                scale=self.scale,
+            )
+            for row in self.cells
+        ]
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One measurement: what was varied, on which seed, what came out."""
+
+    experiment: str
+    factors: Factors
+    seed: int
+    metrics: Mapping[str, Metric]
+    settings: Mapping[str, Any]
+    provenance: Provenance
+    scale: str = "cpu"
+
+
+def file_name(factors: Factors, seed: int, scale: str) -> str:
+    """A readable name, shortened to a hash where factors are many.
+
+    >>> file_name({"context": "ema", "ffn": "dense"}, seed=3, scale="gpu")
+    'context-ema_ffn-dense_seed-3_gpu.json'
+    """
+    parts = [f"{name}-{factors[name]}" for name in sorted(factors)]
+    text = re.sub(r"[^\w.+-]", "-", "_".join(parts))
+    # Different factors must not meet in one name, however they are spelt.
+    if len(text) > LONGEST_NAME or text != "_".join(parts):
+        digest = hashlib.sha256(_canonical(factors).encode()).hexdigest()[:12]
+        text = f"{text[: LONGEST_NAME - 13]}-{digest}"
+    return "_".join([*([text] if text else []), f"seed-{seed}", scale]) + ".json"
+
+
+def _canonical(factors: Factors) -> str:
+    return json.dumps(dict(factors), sort_keys=True)
+
+
+def encode_file(file: CellFile) -> bytes:
+    """The file's text: a cell per line, for people and for git."""
+    try:
+        # Through the decoder: what cannot be read back is not written.
+        text = msgspec.json.encode(file)
+        _decode(text)
+    except (TypeError, ValueError, RecursionError, OverflowError) as error:
+        raise ResultError(f"{file.experiment}: {_one_line(error)}") from error
+    head = msgspec.to_builtins(file)
+    cells = head.pop("cells")
+    lines = [f"  {json.dumps(key)}: {_dumps(value)}" for key, value in head.items()]
+    rows = ",\n".join(f"    {_dumps(cell)}" for cell in cells)
+    lines.append(f'  "cells": [\n{rows}\n  ]' if cells else '  "cells": []')
+    return ("{\n" + ",\n".join(lines) + "\n}\n").encode()
+
+
+def _dumps(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False, allow_nan=False)
+
+
+def decode_file(data: bytes, source: str | Path = "result") -> CellFile:
+    """Parse and check a file's bytes; `source` is the name used in errors."""
+    try:
+        return _decode(data)
+    except (ValueError, RecursionError, OverflowError) as error:
+        raise ResultError(f"{source}: {_one_line(error)}") from error
+
+
+class _Header(msgspec.Struct):
+    schema: int
+
+
+def _decode(data: bytes) -> CellFile:
+    schema = msgspec.json.decode(data, type=_Header).schema
+    if schema != SCHEMA:
+        raise ValueError(f"schema {schema}, this program reads {SCHEMA}")
+    return msgspec.json.decode(data, type=CellFile)
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())
+
+
+def read_file(path: str | Path) -> CellFile:
+    """Read one result file; every problem is a `ResultError` that names it."""
+    try:
+        data = Path(path).read_bytes()
+    except OSError as error:
+        raise ResultError(f"{path}: {error.strerror or error}") from error
+    return decode_file(data, path)
+
+
+def write_file(file: CellFile, folder: str | Path) -> Path:
+    """Write `<folder>/<experiment>/<name>` whole or not at all."""
+    data = encode_file(file)
+    target = Path(folder) / file.experiment
+    target.mkdir(parents=True, exist_ok=True)
+    return write_atomically(target / file.name, data)
