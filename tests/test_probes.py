@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from sklearn.linear_model import Ridge
+from sklearn.linear_model import Ridge, RidgeClassifier
 from sklearn.utils.estimator_checks import check_estimator
 
 from ematrace.probes import (
@@ -21,7 +21,6 @@ from ematrace.probes import (
     participation_ratio,
     score_roles,
     selectivity,
-    wilson_interval,
 )
 
 CLASSES = ("det", "noun", "verb", "aux")
@@ -74,7 +73,6 @@ def test_columns_solve_the_sliced_problem(data, columns):
     assert not np.delete(readout.weights, columns, axis=0).any()
     np.testing.assert_allclose(readout.decision(X), ridge.predict(X[:, columns]), rtol=1e-9, atol=1e-10)
     assert readout.n_parameters == (len(columns) + 1) * len(CLASSES)
-    assert readout.columns.tolist() == columns
 
 
 @pytest.mark.parametrize(("columns", "m"), [(None, 10), (None, 40), ([9, 2, 17, 4, 11], 3), ([9, 2, 17, 4, 11], 8)])
@@ -100,7 +98,6 @@ def test_statistics_are_the_products(data):
     gram = gram_of(X, codes)
     np.testing.assert_allclose(gram.xtx, X.T @ X, rtol=1e-12)
     np.testing.assert_allclose(gram.xty, X.T @ np.eye(len(CLASSES))[codes], rtol=1e-12, atol=1e-12)
-    np.testing.assert_allclose(gram.sums, X.sum(axis=0), rtol=1e-12)
     assert gram.class_counts.tolist() == np.bincount(codes, minlength=len(CLASSES)).tolist()
     assert gram.n == N
 
@@ -153,19 +150,6 @@ def test_labels_by_name_and_by_code_agree(data):
     assert (by_array.xty == expected).all()
 
 
-def test_merge_equals_one_pass(data):
-    X, codes = data
-    left, right = gram_of(X[:120], codes[:120]), gram_of(X[120:], codes[120:])
-    left.solve(1.0)
-    left.merge(right)
-    np.testing.assert_allclose(left.solve(1.0).weights, gram_of(X, codes).solve(1.0).weights, rtol=1e-9, atol=1e-12)
-    np.testing.assert_allclose(left.xtx, X.T @ X, rtol=1e-12)
-    assert left.n == N
-    assert right.n == N - 120
-    with pytest.raises(ValueError, match="same features and classes"):
-        left.merge(GramMatrix(D, CLASSES[::-1]))
-
-
 def test_collinear_and_constant_features(data):
     X, codes = data
     X = np.hstack([X, X[:, :5], X[:, 5:8] + X[:, 8:11], np.full((N, 1), 3.0)])
@@ -204,7 +188,7 @@ def test_ties_go_to_the_lowest_class():
     gram.update(np.zeros((4, 1)), [3, 1, 3, 1])
     readout = gram.solve()
     assert readout.predict(np.zeros((2, 1))).tolist() == ["noun", "noun"]
-    assert ReadoutBank({"a": readout}).predict(np.zeros((2, 1)))["a"].tolist() == ["noun", "noun"]
+    assert ReadoutBank({"a": readout}).predict_codes(np.zeros((2, 1)))["a"].tolist() == [1, 1]
 
 
 @pytest.mark.parametrize(
@@ -264,7 +248,7 @@ def test_bad_grams_are_refused():
 
 @pytest.mark.parametrize("dtype", [np.float64, np.float32])
 def test_bank_predicts_what_each_readout_predicts(data, dtype):
-    """Readouts of different class counts share one product."""
+    """Readouts of different class counts share one matmul."""
     X, codes = data
     gram = gram_of(X, codes)
     halves = GramMatrix(D, ["low", "high"])
@@ -275,9 +259,10 @@ def test_bank_predicts_what_each_readout_predicts(data, dtype):
         "halves": halves.solve(),
         "projected": gram.solve(projection=gaussian_projection(D, 6, 0)),
     }
-    predicted = ReadoutBank(readouts).predict(X.astype(dtype), dtype=dtype)
+    X = X.astype(dtype)
+    predicted = ReadoutBank(readouts).predict_codes(X)
     for name, readout in readouts.items():
-        assert (predicted[name] == readout.predict(X)).all(), name
+        assert (predicted[name] == readout.predict_codes(X)).all(), name
     assert list(predicted) == list(readouts)
 
 
@@ -287,7 +272,7 @@ def test_bank_refuses_other_features(data):
     with pytest.raises(ValueError, match="same features"):
         ReadoutBank({"a": readout, "b": other})
     with pytest.raises(ValueError, match=r"X must be"):
-        ReadoutBank({"a": readout}).predict(data[0][:, :5])
+        ReadoutBank({"a": readout}).predict_codes(data[0][:, :5])
 
 
 @pytest.mark.parametrize("fit_intercept", [True, False])
@@ -301,7 +286,8 @@ def test_ridge_probe_is_sklearn_ridge(data, fit_intercept):
     np.testing.assert_allclose(probe.coef_, ridge.coef_[order], rtol=1e-9, atol=1e-12)
     np.testing.assert_allclose(probe.decision_function(X), ridge.predict(X)[:, order], rtol=1e-9, atol=1e-10)
     assert probe.score(X, y) == np.mean(ridge.predict(X).argmax(axis=1) == codes)
-    assert probe.n_parameters_ == (D + fit_intercept) * len(CLASSES)
+    classifier = RidgeClassifier(alpha=0.5, fit_intercept=fit_intercept).fit(X, y)
+    assert (probe.predict(X) == classifier.predict(X)).all()
 
 
 def test_ridge_probe_survives_a_far_offset(data):
@@ -370,22 +356,17 @@ def test_scores_by_hand():
     scores = score_roles(predicted, true)
     assert scores.per_role == {"det": (2, 2), "noun": (2, 3), "verb": (0, 1)}
     assert (scores.correct, scores.n, scores.accuracy) == (4, 6, 4 / 6)
-    assert scores.role_accuracy() == {"det": 1.0, "noun": 2 / 3, "verb": 0.0}
     deep = scores.subset({"noun", "verb", "aux"})
     assert (deep.correct, deep.n, deep.accuracy) == (2, 4, 0.5)
-    assert deep.interval(0.9) == wilson_interval(2, 4, 0.9)
     assert math.isnan(scores.subset(["aux"]).accuracy)
-    assert scores.subset(["aux"]).interval() == (0.0, 1.0)
 
 
-def test_scores_of_codes_and_pooled_scores(data):
+def test_scores_of_codes(data):
     _, codes = data
     predicted = np.roll(codes, 1)
     names = np.array(CLASSES)
     by_code = score_roles(predicted, codes, CLASSES)
     assert by_code == score_roles(names[predicted], names[codes])
-    pooled = score_roles(predicted[:99], codes[:99], CLASSES) + score_roles(names[predicted[99:]], names[codes[99:]])
-    assert pooled == by_code
     assert score_roles([0], [2], CLASSES) == Scores({"det": (0, 0), "noun": (0, 0), "verb": (0, 1), "aux": (0, 0)})
     with pytest.raises(ValueError, match="equally long"):
         score_roles(["det"], ["det", "det"])

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 
 def label_weights(labels: Iterable[str], classes: Sequence[str]) -> NDArray[np.float64]:
-    """Share of each class among ``labels``: the ``weights`` that Hewitt & Liang draw from."""
+    """Share of each class among `labels`: the `weights` that Hewitt & Liang draw from."""
     counts = Counter(labels)
     if unknown := sorted(set(counts) - set(classes)):
         raise ValueError(f"labels not in classes: {', '.join(map(repr, unknown[:5]))}")
@@ -29,8 +29,8 @@ def control_labels(
 ) -> NDArray[np.str_]:
     """One label per token that depends on the word type alone: C(word) ~ weights (uniform when not given).
 
-    The draw is the inverse distribution function at a hash of (seed, word): training and test sets agree on
-    every word, however they are split, as long as they are given the same classes and weights.
+    The draw is the inverse distribution function at a hash of (seed, word), so training and test sets with the
+    same classes and weights agree on every word, however they are split.
     """
     p = np.ones(len(classes)) if weights is None else np.asarray(weights, dtype=np.float64)
     if p.shape != (len(classes),) or not np.isfinite(p).all() or (p < 0).any() or p.sum() == 0:

@@ -18,7 +18,7 @@ SPARE_WORDS = 4  # L positions hold at most L words; noise may lift a few others
 
 
 def lagged_words(sentences: Sequence[Sequence[str]], lag: int) -> tuple[NDArray[np.bool_], NDArray[np.str_]]:
-    """Targets of the probe "which word stood ``lag`` tokens back?".
+    """Targets of the probe "which word stood `lag` tokens back?".
 
     Tokens are ordered as the sentences are, one after the other. The mask [n_tokens] marks tokens t with a
     word at t - lag in their own sentence; the words are the targets, one per marked token. A negative lag
@@ -42,7 +42,7 @@ class PeelingDecoder:
 
         f = Σ_w min_{S ⊆ {i+1, ..., L-1}} (left_w - Σ_{j ∈ S} α(1-α)^j)²
 
-    and the ``beam`` cheapest are kept. For α ≥ 1/2 exact weights leave no choice: the newest exceeds all
+    and the `beam` cheapest are kept. For α ≥ 1/2 exact weights leave no choice: the newest exceeds all
     others together. For small α a repeated word outweighs the newest and neighbours differ little; there f
     tells orders apart, since hardly any other set of positions adds up to c_w. Of the answers left at the end
     the nearest to h wins.
@@ -65,10 +65,6 @@ class PeelingDecoder:
         self._to_weights = np.linalg.pinv(K, rcond=1e-6).astype(np.float64)
         self._sums_by_size: list[list[Floats]] = [[np.zeros(1)]]
         self._tables: list[Floats] = [np.zeros(1)]
-
-    def decode(self, h: NDArray[np.floating], length: int) -> list[int]:
-        """Word indices of the ``length`` newest tokens, newest first."""
-        return [int(word) for word in self.decode_batch(np.asarray(h)[None], [length])[0]]
 
     def decode_batch(self, H: NDArray[np.floating], lengths: Sequence[int] | NDArray[np.integer]) -> Indices:
         """Decode the rows of H [N, d] to word indices [N, max(lengths)], newest first, -1 beyond a length."""

@@ -16,7 +16,6 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 
 Floats = NDArray[np.float64]
 Codes = NDArray[np.intp]
-Precision = type[np.float32] | type[np.float64]
 
 BLOCK_ROWS = 4096  # rows converted at a time: bounds the float64 copy to 100 MB at 3,072 features
 
@@ -25,15 +24,14 @@ BLOCK_ROWS = 4096  # rows converted at a time: bounds the float64 copy to 100 MB
 class Readout:
     """A solved probe: class = argmax(x W + b), ties to the lowest class index.
 
-    ``weights`` [n_features, n_classes] are in full feature coordinates: zero outside ``columns``, with the
-    projection folded in. ``n_parameters`` counts what the probe itself fits: (m + 1) n_classes for m inputs,
+    `weights` [n_features, n_classes] are in full feature coordinates: zero for columns that were left out, with
+    the projection folded in. `n_parameters` counts what the probe itself fits: (m + 1) n_classes for m inputs,
     counted after the projection, which is not fitted.
     """
 
     weights: Floats
     intercept: Floats
     classes: tuple[str, ...]
-    columns: NDArray[np.intp]
     n_parameters: int
 
     def decision(self, X: NDArray[Any]) -> Floats:
@@ -52,7 +50,7 @@ class Readout:
 class GramMatrix:
     """Float64 sufficient statistics of a ridge probe: XᵀX, XᵀY (Y one-hot) and class counts.
 
-    Σx is the row sum of XᵀY, since every row has one class. Centring happens in ``solve``; features whose
+    Σx is the row sum of XᵀY, since every row has one class. Centring happens in `solve`; features whose
     mean is many orders larger than their spread lose digits there and should be shifted first.
 
     >>> gram = GramMatrix(2, ["verb", "noun"])
@@ -84,11 +82,6 @@ class GramMatrix:
         return int(self.class_counts.sum())
 
     @property
-    def sums(self) -> Floats:
-        """Σx, [n_features]."""
-        return np.asarray(self._xty.sum(axis=1))
-
-    @property
     def xty(self) -> Floats:
         """XᵀY, [n_features, n_classes], read-only."""
         return _read_only(self._xty)
@@ -100,9 +93,9 @@ class GramMatrix:
         return _read_only(self._xtx)
 
     def update(self, X: NDArray[Any], labels: Sequence[str] | Sequence[int] | NDArray[Any]) -> None:
-        """Add rows: XᵀX += xᵀx, XᵀY += xᵀy. A row that is refused leaves the statistics as they were.
+        """Add rows: XᵀX += xᵀx, XᵀY += xᵀy. Invalid input leaves the statistics unchanged.
 
-        ``labels`` are names in ``classes``; an integer array (the fast path) holds indices into ``classes``.
+        `labels` are class names, or (faster) an integer array of class indices.
         """
         X = _check_width(X, self.n_features)
         codes = self._encode(labels)
@@ -121,18 +114,8 @@ class GramMatrix:
             self._symmetric = False
         self.class_counts += np.bincount(codes, minlength=len(self.classes))
 
-    def merge(self, other: GramMatrix) -> None:
-        """Add the statistics of rows that another Gram matrix has seen."""
-        if self.n_features != other.n_features or self.classes != other.classes:
-            raise ValueError("only Gram matrices of the same features and classes merge")
-        self._own()
-        self._xtx += other._xtx
-        self._xty += other._xty
-        self.class_counts += other.class_counts
-        self._symmetric = self._symmetric and other._symmetric
-
     def relabel(self, classes: Sequence[str], name_of: Mapping[str, str]) -> GramMatrix:
-        """The same rows under coarser labels: every class becomes ``name_of[class]``.
+        """The same rows under coarser labels: every class becomes `name_of[class]`.
 
         XᵀX is shared until either of the two is updated.
         """
@@ -142,7 +125,7 @@ class GramMatrix:
         try:
             codes = np.array([coarse._code_of[name_of[name]] for name in self.classes])
         except KeyError as error:
-            raise ValueError(f"relabel: {error.args[0]!r} has no place among the new classes") from None
+            raise ValueError(f"relabel: {error.args[0]!r} is not one of the new classes") from None
         coarse._xty = np.zeros((self.n_features, len(coarse.classes)))
         np.add.at(coarse._xty.T, codes, self._xty.T)
         coarse.class_counts = np.bincount(codes, self.class_counts, len(coarse.classes)).astype(np.int64)
@@ -159,7 +142,7 @@ class GramMatrix:
     ) -> Readout:
         """Ridge on one-hot targets, W = (X̃ᵀX̃ + λI)⁻¹ X̃ᵀỸ and b = ȳ - x̄ W, centred: b is not penalised.
 
-        With ``columns`` X stands for X[:, columns]; with ``projection`` P for X[:, columns] P, whose Gram
+        With `columns` X stands for X[:, columns]; with `projection` P for X[:, columns] P, whose Gram
         matrix is PᵀGP. Where the regularised matrix is singular to working precision (λ = 0 and collinear
         features) the minimum-norm solution is returned.
         """
@@ -190,7 +173,7 @@ class GramMatrix:
         weights = np.zeros((self.n_features, len(self.classes)))
         weights[chosen] = W
         intercept = y_mean - x_mean @ W if fit_intercept else np.zeros(len(self.classes))
-        return Readout(weights, intercept, self.classes, chosen, (m + int(fit_intercept)) * len(self.classes))
+        return Readout(weights, intercept, self.classes, (m + int(fit_intercept)) * len(self.classes))
 
     def _encode(self, labels: Sequence[str] | Sequence[int] | NDArray[Any]) -> Codes:
         given = np.asarray(labels)
@@ -221,7 +204,7 @@ class GramMatrix:
         return chosen.astype(np.intp)
 
     def _own(self) -> None:
-        """Before XᵀX changes in place: take a copy if another matrix reads it, too."""
+        """Copy XᵀX before it is changed in place if another GramMatrix shares it."""
         if self._shared:
             self._xtx, self._shared = self._xtx.copy(order="F"), False
 
@@ -238,7 +221,7 @@ class GramMatrix:
 
 
 class ReadoutBank:
-    """Several readouts of the same features, applied by one product with their stacked weights."""
+    """Several readouts of the same features, applied in one matmul with their stacked weights."""
 
     def __init__(self, readouts: Mapping[str, Readout]) -> None:
         self.readouts = dict(readouts)
@@ -248,18 +231,18 @@ class ReadoutBank:
             raise ValueError(f"readouts of one bank must read the same features, got widths {sorted(widths)}")
         self.n_features = widths.pop()
 
-    def predict_codes(self, X: NDArray[Any], dtype: Precision = np.float64) -> dict[str, Codes]:
+    def predict_codes(self, X: NDArray[Any]) -> dict[str, Codes]:
         """Class indices of every readout: argmax(x [W_1 ... W_R] + [b_1 ... b_R]) within each readout's part.
 
-        float64 converts X block by block. float32 takes half the time, but scores that agree to 6 digits may
-        then swap, and the large opposite weights of collinear features lose more than that.
+        In float64, though float32 takes half the time: the large opposite weights of collinear features would lose
+        more than the 6 digits that most scores differ by.
         """
         X = _check_width(X, self.n_features)
-        W: NDArray[Any] = np.hstack([r.weights for r in self.readouts.values()]).astype(dtype)
-        b: NDArray[Any] = np.hstack([r.intercept for r in self.readouts.values()]).astype(dtype)
+        W = np.hstack([r.weights for r in self.readouts.values()])
+        b = np.hstack([r.intercept for r in self.readouts.values()])
         codes = {name: np.empty(len(X), dtype=np.intp) for name in self.readouts}
         for start in range(0, len(X), BLOCK_ROWS):
-            scores = X[start : start + BLOCK_ROWS].astype(dtype, copy=False) @ W + b
+            scores = _block(X, start) @ W + b
             left = 0
             for name, readout in self.readouts.items():
                 right = left + len(readout.classes)
@@ -267,17 +250,15 @@ class ReadoutBank:
                 left = right
         return codes
 
-    def predict(self, X: NDArray[Any], dtype: Precision = np.float64) -> dict[str, NDArray[np.str_]]:
-        """Class labels of every readout."""
-        codes = self.predict_codes(X, dtype)
-        return {name: np.asarray(self.readouts[name].classes)[code] for name, code in codes.items()}
 
-
-class RidgeProbe(ClassifierMixin, BaseEstimator):  # scikit-learn is untyped
+class RidgeProbe(ClassifierMixin, BaseEstimator):
     """Ridge regression on one-hot class targets, argmax decision; scikit-learn's estimator contract.
 
-    ``coef_`` is [n_classes, n_features] and ``intercept_`` [n_classes], also for two classes. As scikit-learn
-    asks, ``decision_function`` of two classes is one column, score(second) - score(first).
+    The probe that `GramMatrix.solve` gives the experiments, always solved in float64. scikit-learn's RidgeClassifier
+    decides alike, but solves float32 features in float32.
+
+    `coef_` is [n_classes, n_features] and `intercept_` [n_classes], also for two classes. As scikit-learn
+    asks, `decision_function` of two classes is one column, score(second) - score(first).
     """
 
     def __init__(self, lam: float = 0.01, fit_intercept: bool = True) -> None:
@@ -296,7 +277,6 @@ class RidgeProbe(ClassifierMixin, BaseEstimator):  # scikit-learn is untyped
         readout = gram.solve(self.lam, fit_intercept=self.fit_intercept)
         self.coef_ = readout.weights.T
         self.intercept_ = readout.intercept - shift @ readout.weights
-        self.n_parameters_ = readout.n_parameters
         return self
 
     def decision_function(self, X: ArrayLike) -> Floats:

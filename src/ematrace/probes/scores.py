@@ -1,4 +1,4 @@
-"""Counts of right answers by role, kept as integers so that intervals can be made of them."""
+"""Correct predictions by role, as integer counts: what a Wilson interval needs."""
 
 from __future__ import annotations
 
@@ -10,14 +10,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ematrace.intervals import Interval, wilson_interval
-
 Labels = Sequence[str] | NDArray[Any]
 
 
 @dataclass(frozen=True)
 class Scores:
-    """``per_role[role] = (correct, n)``, roles as they truly are; everything else follows from it."""
+    """`per_role[role] = (correct, n)`, by true role."""
 
     per_role: dict[str, tuple[int, int]]
 
@@ -34,28 +32,13 @@ class Scores:
         """correct / n over all tokens; nan when there are none."""
         return self.correct / self.n if self.n else math.nan
 
-    def role_accuracy(self) -> dict[str, float]:
-        return {role: correct / n if n else math.nan for role, (correct, n) in self.per_role.items()}
-
-    def interval(self, confidence: float = 0.95) -> Interval:
-        """Wilson interval over tokens. It knows nothing of the spread over seeds, which is often wider."""
-        return wilson_interval(self.correct, self.n, confidence)
-
     def subset(self, roles: Collection[str]) -> Scores:
-        """The scores of tokens whose true role is in ``roles``; a role that never occurs counts (0, 0)."""
+        """The scores of tokens whose true role is in `roles`; a role that never occurs counts (0, 0)."""
         return Scores({role: self.per_role.get(role, (0, 0)) for role in dict.fromkeys(roles)})
-
-    def __add__(self, other: Scores) -> Scores:
-        """Pool the tokens of two runs."""
-        pooled = dict(self.per_role)
-        for role, (correct, n) in other.per_role.items():
-            before = pooled.get(role, (0, 0))
-            pooled[role] = (before[0] + correct, before[1] + n)
-        return Scores(pooled)
 
 
 def score_roles(predicted: Labels, true: Labels, classes: Sequence[str] | None = None) -> Scores:
-    """Compare label arrays, or integer code arrays when ``classes`` names the codes."""
+    """Compare label arrays, or integer code arrays when `classes` names the codes."""
     p, t = np.asarray(predicted), np.asarray(true)
     if p.ndim != 1 or p.shape != t.shape:
         raise ValueError(f"predicted and true must be equally long sequences, got {p.shape} and {t.shape}")

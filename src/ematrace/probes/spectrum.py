@@ -1,10 +1,11 @@
-"""How many dimensions a set of vectors really uses."""
+"""Effective dimensionality of a set of vectors."""
 
 from __future__ import annotations
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy import linalg
+from scipy.special import entr
 
 
 def participation_ratio(X: NDArray[np.floating]) -> float:
@@ -17,10 +18,7 @@ def participation_ratio(X: NDArray[np.floating]) -> float:
 def effective_rank(X: NDArray[np.floating]) -> float:
     """exp of the entropy of the normalised singular values of the centred rows (Roy and Vetterli 2007)."""
     values = _singular_values(X)
-    if values.sum() <= 0:
-        return 0.0
-    share = values[values > 0] / values.sum()
-    return float(np.exp(-(share * np.log(share)).sum()))
+    return float(np.exp(entr(values / values.sum()).sum())) if values.sum() > 0 else 0.0
 
 
 def _singular_values(X: NDArray[np.floating]) -> NDArray[np.float64]:
