@@ -1,18 +1,7 @@
-"""The ledger: the paper's claims as data, the results that bear on them, and the verdict on each."""
+"""The ledger: the paper's claims as data, predicates over cells, and the verdict on each claim."""
 
-from ematrace.ledger.claims import Claim, ClaimsError, Direction, PaperFigure, load_claims
-from ematrace.ledger.predicates import Check, Evidence, Lookup, check_direction, check_figure, tolerance_band
-from ematrace.ledger.results import (
-    Figure,
-    Provenance,
-    Result,
-    ResultError,
-    Store,
-    StoredResult,
-    collect_provenance,
-    read_result,
-    write_result,
-)
+from ematrace.ledger.claims import Claim, Claims, ClaimsError, Direction, PaperFigure, load_claims, parse_claims
+from ematrace.ledger.predicates import Check, check_direction, check_figure, tolerance_band
 from ematrace.ledger.verdicts import (
     VERDICTS,
     Finding,
@@ -20,7 +9,6 @@ from ematrace.ledger.verdicts import (
     Robustness,
     Share,
     build_ledger,
-    choose_evidence,
     judge,
 )
 
@@ -28,29 +16,19 @@ __all__ = [
     "VERDICTS",
     "Check",
     "Claim",
+    "Claims",
     "ClaimsError",
     "Direction",
-    "Evidence",
-    "Figure",
     "Finding",
     "LedgerRow",
-    "Lookup",
     "PaperFigure",
-    "Provenance",
-    "Result",
-    "ResultError",
     "Robustness",
     "Share",
-    "Store",
-    "StoredResult",
     "build_ledger",
     "check_direction",
     "check_figure",
-    "choose_evidence",
-    "collect_provenance",
     "judge",
     "load_claims",
-    "read_result",
+    "parse_claims",
     "tolerance_band",
-    "write_result",
 ]

@@ -5,40 +5,49 @@ from __future__ import annotations
 import re
 import tomllib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Literal
 
-PARTS = ("small", "large", "extension")
+import msgspec
+
+from ematrace.results import Factors, Selector
+from ematrace.results.schema import Factor
+
 COMPARISONS = (">", "<", "not >")
-OPS = (*COMPARISONS, "<=", ">=", "==")
-KINDS = ("accuracy", "cross_entropy", "perplexity", "speed")
+Part = Literal["small", "large", "extension"]
+Op = Literal[">", "<", "not >", "<=", ">=", "=="]
+Kind = Literal["accuracy", "cross_entropy", "perplexity", "speed"]
+SECTIONS = ("defaults", "robustness")
 
 
 class ClaimsError(ValueError):
-    """A claims file that breaks the rules; the message is one line naming the claim and the field."""
+    """A claims file that breaks the rules; the message is one line that names the claim and the field."""
 
 
 @dataclass(frozen=True)
 class Direction:
-    """`left [/ over] op right [+ by]`, where `right` is a figure or a number."""
+    """`left [/ over] op right [+ by]`, where `right` is a selector or a number."""
 
-    left: str
-    op: str
-    right: str | float
-    over: str | None = None
+    left: Selector
+    op: Op
+    right: Selector | float
+    over: Selector | None = None
     by: float = 0.0
 
+    def __post_init__(self) -> None:
+        if self.by and self.op not in COMPARISONS:
+            raise ValueError(f"'by' has no meaning with op '{self.op}'")
+
     @property
-    def refs(self) -> tuple[str, ...]:
-        right = self.right if isinstance(self.right, str) else None
-        return tuple(ref for ref in (self.left, self.over, right) if ref is not None)
+    def selectors(self) -> tuple[Selector, ...]:
+        return tuple(s for s in (self.left, self.over, self.right) if isinstance(s, Selector))
 
     @property
     def text(self) -> str:
         over = f" / {self.over}" if self.over else ""
-        right = self.right if isinstance(self.right, str) else f"{self.right:g}"
+        right = str(self.right) if isinstance(self.right, Selector) else f"{self.right:g}"
         by = f" {'-' if self.by < 0 else '+'} {abs(self.by):g}" if self.by else ""
         return f"{self.left}{over} {self.op} {right}{by}"
 
@@ -47,15 +56,19 @@ class Direction:
 class PaperFigure:
     """`of [- minus | / over]` against the paper's number, within the tolerance of its kind."""
 
-    of: str
+    of: Selector
     paper: float
-    kind: str
-    minus: str | None = None
-    over: str | None = None
+    kind: Kind
+    minus: Selector | None = None
+    over: Selector | None = None
+
+    def __post_init__(self) -> None:
+        if self.minus and self.over:
+            raise ValueError("'minus' and 'over' exclude each other")
 
     @property
-    def refs(self) -> tuple[str, ...]:
-        return tuple(ref for ref in (self.of, self.minus, self.over) if ref is not None)
+    def selectors(self) -> tuple[Selector, ...]:
+        return tuple(s for s in (self.of, self.minus, self.over) if s is not None)
 
     @property
     def text(self) -> str:
@@ -68,7 +81,7 @@ class Claim:
     """One claim of the paper. `fitted`: our unspecified settings were chosen with this figure in sight."""
 
     id: str
-    part: str
+    part: Part
     claim: str
     paper: str
     fitted: bool = False
@@ -77,19 +90,53 @@ class Claim:
     not_testable: str | None = None
 
     @property
-    def refs(self) -> tuple[str, ...]:
-        """Every figure the predicates need, once, in order of use."""
-        per_predicate = [d.refs for d in self.direction] + [f.refs for f in self.figure]
-        return tuple(dict.fromkeys(ref for refs in per_predicate for ref in refs))
+    def selectors(self) -> tuple[Selector, ...]:
+        """Every selector of the predicates, once, in order of use."""
+        per_predicate = [d.selectors for d in self.direction] + [f.selectors for f in self.figure]
+        return tuple(dict.fromkeys(s for selectors in per_predicate for s in selectors))
 
     @property
     def experiments(self) -> tuple[str, ...]:
         """Every experiment the predicates need, once, in order of use."""
-        return tuple(dict.fromkeys(ref.partition("/")[0] for ref in self.refs))
+        return tuple(dict.fromkeys(selector.experiment for selector in self.selectors))
 
 
-def load_claims(path: str | Path | None = None) -> tuple[Claim, ...]:
-    """All claims, C before F and each in order of number; by default those of the package."""
+@dataclass(frozen=True)
+class Claims:
+    """Claims in order, C before F and each by number, with the factors that their selectors leave out."""
+
+    claims: tuple[Claim, ...]
+    defaults: Factors = field(default_factory=dict)
+    """A selector that does not name one of these factors means this value of it."""
+    robustness: Factors = field(default_factory=dict)
+    """The cells on which directions are tested again, seed by seed; none for no factors."""
+
+    def __iter__(self) -> Iterator[Claim]:
+        return iter(self.claims)
+
+    def __len__(self) -> int:
+        return len(self.claims)
+
+    def __getitem__(self, id: str) -> Claim:
+        return {claim.id: claim for claim in self.claims}[id]
+
+    def __contains__(self, id: object) -> bool:
+        return any(claim.id == id for claim in self.claims)
+
+    def __or__(self, other: Claims) -> Claims:
+        """Both, in order; an id that is in both is refused."""
+        both = [claim.id for claim in other if claim.id in self]
+        if both:
+            raise ClaimsError(f"{both[0]}: this claim is there already")
+        return Claims(
+            tuple(sorted((*self, *other), key=_order)),
+            {**self.defaults, **other.defaults},
+            {**self.robustness, **other.robustness},
+        )
+
+
+def load_claims(path: str | Path | None = None) -> Claims:
+    """The claims of a file; by default those of the paper, which come with the package."""
     if path is None:
         name = "claims.toml"
         text = resources.files("ematrace.ledger").joinpath(name).read_text(encoding="utf-8")
@@ -98,117 +145,83 @@ def load_claims(path: str | Path | None = None) -> tuple[Claim, ...]:
         try:
             text = Path(path).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
-            raise ClaimsError(f"{name}: {' '.join(str(error).split())}") from error
+            raise ClaimsError(f"{name}: {_one_line(error)}") from error
+    return parse_claims(text, name)
+
+
+def parse_claims(text: str, source: str = "claims") -> Claims:
+    """Claims from TOML text: a table for each, beside [defaults] and [robustness]."""
     try:
         record = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise ClaimsError(f"{name}: {' '.join(str(error).split())}") from error
-    claims = [_claim(_Fields(f"{name}: {id_}", body), id_) for id_, body in record.items()]
-    return tuple(sorted(claims, key=lambda c: (c.id[0], int(c.id[1:]))))
+        raise ClaimsError(f"{source}: {_one_line(error)}") from error
+    sections = {name: _factors(record.pop(name, {}), f"{source}: {name}") for name in SECTIONS}
+    claims = [_claim(id, body, f"{source}: {id}") for id, body in record.items()]
+    return Claims(tuple(sorted(claims, key=_order)), **sections)
 
 
-class _Fields:
-    """Takes fields out of a table one by one, so that what is left over is unknown."""
-
-    def __init__(self, where: str, table: object) -> None:
-        self.where = where
-        if not isinstance(table, dict):
-            raise self.error("not a table")
-        self.table: dict[str, Any] = dict(table)
-
-    def error(self, problem: str) -> ClaimsError:
-        return ClaimsError(f"{self.where}: {problem}")
-
-    def text(self, key: str) -> str:
-        value = self.maybe_text(key)
-        if value is None:
-            raise self.error(f"field '{key}' is missing")
-        return value
-
-    def maybe_text(self, key: str) -> str | None:
-        value = self.table.pop(key, None)
-        if value is not None and not (isinstance(value, str) and value):
-            raise self.error(f"field '{key}' is not a text")
-        return value
-
-    def choice(self, key: str, choices: tuple[str, ...]) -> str:
-        value = self.text(key)
-        if value not in choices:
-            raise self.error(f"unknown {key} '{value}'; known: {', '.join(choices)}")
-        return value
-
-    def ref(self, key: str) -> str:
-        return self._check_ref(key, self.text(key))
-
-    def maybe_ref(self, key: str) -> str | None:
-        value = self.maybe_text(key)
-        return None if value is None else self._check_ref(key, value)
-
-    def _check_ref(self, key: str, value: str) -> str:
-        if not re.fullmatch(r"[^/\s]+/[^/\s]+", value):
-            raise self.error(f"field '{key}': '{value}' is not of the form experiment/figure")
-        return value
-
-    def number(self, key: str) -> float:
-        value = self.table.pop(key, None)
-        if not isinstance(value, int | float) or isinstance(value, bool):
-            raise self.error(f"field '{key}' is {'missing' if value is None else 'not a number'}")
-        return float(value)
-
-    def flag(self, key: str) -> bool:
-        value = self.table.pop(key, False)
-        if not isinstance(value, bool):
-            raise self.error(f"field '{key}' is not true or false")
-        return value
-
-    def tables(self, key: str) -> Iterator[_Fields]:
-        value = self.table.pop(key, [])
-        if not isinstance(value, list):
-            raise self.error(f"field '{key}' is not a list")
-        for i, item in enumerate(value, start=1):
-            yield _Fields(f"{self.where}: {key} {i}", item)
-
-    def done(self) -> None:
-        for key in self.table:
-            raise self.error(f"unknown field '{key}'")
+def _order(claim: Claim) -> tuple[str, int]:
+    letters = claim.id.rstrip("0123456789")
+    return letters, int(claim.id[len(letters) :])
 
 
-def _claim(fields: _Fields, id_: str) -> Claim:
-    if not re.fullmatch(r"[CF][0-9]+", id_):
-        raise fields.error("an id is C or F and a number")
-    claim = Claim(
-        id=id_,
-        part=fields.choice("part", PARTS),
-        claim=fields.text("claim"),
-        paper=fields.text("paper"),
-        fitted=fields.flag("fitted"),
-        direction=tuple(_direction(f) for f in fields.tables("direction")),
-        figure=tuple(_figure(f) for f in fields.tables("figure")),
-        not_testable=fields.maybe_text("not_testable"),
-    )
-    fields.done()
-    return claim
+def _factors(table: object, where: str) -> dict[str, Factor]:
+    try:
+        return msgspec.convert(table, dict[str, Factor])
+    except msgspec.ValidationError as error:
+        raise ClaimsError(f"{where}: {_one_line(error)}") from error
 
 
-def _direction(fields: _Fields) -> Direction:
-    left, op, over = fields.ref("left"), fields.choice("op", OPS), fields.maybe_ref("over")
-    right = fields.ref("right") if isinstance(fields.table.get("right"), str) else fields.number("right")
-    by = fields.number("by") if "by" in fields.table else 0.0
-    if by and op not in COMPARISONS:
-        raise fields.error(f"field 'by' has no meaning with op '{op}'")
-    fields.done()
-    return Direction(left, op, right, over, by)
+class _Direction(msgspec.Struct, forbid_unknown_fields=True):
+    """A direction as it stands in the file, and so for the next two."""
+
+    left: str
+    op: Op
+    right: str | float
+    over: str | None = None
+    by: float = 0.0
+
+    def parse(self) -> Direction:
+        right = Selector.parse(self.right) if isinstance(self.right, str) else float(self.right)
+        return Direction(Selector.parse(self.left), self.op, right, _selector(self.over), self.by)
 
 
-def _figure(fields: _Fields) -> PaperFigure:
-    figure = PaperFigure(
-        of=fields.ref("of"),
-        paper=fields.number("paper"),
-        kind=fields.choice("kind", KINDS),
-        minus=fields.maybe_ref("minus"),
-        over=fields.maybe_ref("over"),
-    )
-    if figure.minus and figure.over:
-        raise fields.error("'minus' and 'over' exclude each other")
-    fields.done()
-    return figure
+class _Figure(msgspec.Struct, forbid_unknown_fields=True):
+    of: str
+    paper: float
+    kind: Kind
+    minus: str | None = None
+    over: str | None = None
+
+    def parse(self) -> PaperFigure:
+        return PaperFigure(Selector.parse(self.of), self.paper, self.kind, _selector(self.minus), _selector(self.over))
+
+
+class _Claim(msgspec.Struct, forbid_unknown_fields=True):
+    part: Part
+    claim: str
+    paper: str
+    fitted: bool = False
+    direction: tuple[_Direction, ...] = ()
+    figure: tuple[_Figure, ...] = ()
+    not_testable: str | None = None
+
+
+def _selector(text: str | None) -> Selector | None:
+    return None if text is None else Selector.parse(text)
+
+
+def _claim(id: str, body: object, where: str) -> Claim:
+    if re.fullmatch(r"[A-Za-z]+[0-9]+", id) is None:
+        raise ClaimsError(f"{where}: an id is letters and a number, such as C01")
+    try:
+        read = msgspec.convert(body, _Claim)
+        direction = tuple(d.parse() for d in read.direction)
+        figure = tuple(f.parse() for f in read.figure)
+    except ValueError as error:  # also msgspec's
+        raise ClaimsError(f"{where}: {_one_line(error)}") from error
+    return Claim(id, read.part, read.claim, read.paper, read.fitted, direction, figure, read.not_testable)
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())

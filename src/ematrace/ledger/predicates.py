@@ -1,18 +1,19 @@
-"""Does a predicate of `claims.toml` hold on the figures we have?
+"""Does a predicate of `claims.toml` hold on the cells we have?
 
-A direction predicate rests on the 95% interval of a difference, the best that the two figures allow:
+A direction predicate rests on the 95% interval of a difference, the best that the two sides allow:
 
-| left and right                                 | interval of the difference             | method     |
-|------------------------------------------------|----------------------------------------|------------|
-| same file, a value per seed in both            | Student on per-seed differences        | paired     |
-| two files, two seeds or more in each           | Welch                                  | welch      |
-| one value and its tokens in each               | Newcombe                               | newcombe   |
-| seeds on one side, tokens on the other         | variances of the means added, normal   | mixed      |
-| a ratio across files on one side               | the same, Student if all is over seeds | delta      |
-| a figure and a number                          | Student or Wilson                      | one-sample |
-| a single value without tokens, or no variation | none: the means are compared           | point      |
+| left and right                                     | interval of the difference             | method     |
+|----------------------------------------------------|----------------------------------------|------------|
+| same experiment, a value per seed in both          | Student on per-seed differences        | paired     |
+| two experiments, two seeds or more in each         | Welch                                  | welch      |
+| one value and its tokens in each                   | Newcombe                               | newcombe   |
+| seeds on one side, tokens on the other             | variances of the means added, normal   | mixed      |
+| a ratio across experiments on one side             | the same, Student if all is over seeds | delta      |
+| a selector and a number                            | Student or Wilson                      | one-sample |
+| a single value without tokens, or no variation     | none: the means are compared           | point      |
 
-Bounds (`<=`, `>=`) use the interval of left alone, `==` the values themselves.
+Repetitions of a timing on a single seed take the place of seeds. Bounds (`<=`, `>=`) use the interval of left alone,
+`==` the values themselves.
 """
 
 from __future__ import annotations
@@ -20,44 +21,34 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from scipy.special import ndtri, stdtrit
 
-from ematrace.ledger.claims import Direction, PaperFigure
-from ematrace.ledger.results import CONFIDENCE, Figure, Interval
-from ematrace.probes.intervals import (
+from ematrace.intervals import (
     newcombe_difference_interval,
     paired_difference_interval,
     welch_difference_interval,
 )
+from ematrace.ledger.claims import Direction, PaperFigure
+from ematrace.results import Interval, Sample, Selection, Selector
+from ematrace.results.sample import CONFIDENCE
 
 # A value on the bound is inside it, whatever binary fractions make of the bound.
 TINY = 1e-9
 ABSOLUTE_TOLERANCE = {"accuracy": 0.03, "cross_entropy": 0.05}
 PERPLEXITY_TOLERANCE = 0.10
 
-
-@dataclass(frozen=True)
-class Evidence:
-    """A figure and the result it stands in; two figures of one file share their seeds."""
-
-    figure: Figure
-    path: Path
-    seeds: tuple[int, ...]
-
-
-Lookup = Callable[[str], Evidence | None]
+Lookup = Callable[[Selector], Selection | None]
 
 
 @dataclass(frozen=True)
 class Check:
     """One predicate, evaluated.
 
-    `right` is the other figure, the number, or the paper's figure; `difference` is left - right, no `by`.
+    `right` is the other side's mean, the number, or the paper's figure; `difference` is left - right, no `by`.
     `interval` is that of the difference in a comparison, that of left in a bound or a figure predicate.
-    `holds` is None where a figure is missing (named in `missing`) or a ratio is undefined.
+    `holds` is None where a selector finds nothing (named in `missing`) or a ratio is undefined.
     """
 
     kind: str
@@ -95,27 +86,32 @@ class _Measured:
 
 @dataclass(frozen=True)
 class _Estimate(_Measured):
-    """A figure, or a ratio of two, with what is known of its noise.
+    """A sample, or a ratio of two, with what is known of its noise.
 
     `variance` is that of the mean, on `df` degrees of freedom (infinite for tokens); None if it is not known.
-    `evidence` has the values per seed; None if only the moments are left, as in a ratio across files.
+    `sample` has the values; None if only the moments are left, as in a ratio across experiments. `selection` says
+    which cells they are from.
     """
 
     variance: float | None
     df: float
-    evidence: Evidence | None
+    sample: Sample | None
+    selection: Selection | None
 
 
-def _estimate(evidence: Evidence) -> _Estimate:
-    figure = evidence.figure
-    interval, m = figure.interval, len(figure.values)
+def _estimate(sample: Sample, selection: Selection | None) -> _Estimate:
+    interval, m = sample.interval, len(sample.draws)
     if m >= 2:
-        method = "one-sample" if figure.sd > 0 else "point"
-        return _Estimate(figure.mean, interval, method, figure.sd**2 / m, m - 1, evidence)
+        method = "one-sample" if sample.sd > 0 else "point"
+        return _Estimate(sample.mean, interval, method, sample.sd**2 / m, m - 1, sample, selection)
     if interval is not None:
         variance = ((interval[1] - interval[0]) / 2 / _quantile(math.inf)) ** 2
-        return _Estimate(figure.mean, interval, "one-sample", variance, math.inf, evidence)
-    return _Estimate(figure.mean, None, "point", None, math.inf, evidence)
+        return _Estimate(sample.mean, interval, "one-sample", variance, math.inf, sample, selection)
+    return _Estimate(sample.mean, None, "point", None, math.inf, sample, selection)
+
+
+def _of(selection: Selection) -> _Estimate:
+    return _estimate(selection.sample, selection)
 
 
 def _quantile(df: float) -> float:
@@ -135,49 +131,49 @@ def _from_moments(mean: float, parts: tuple[tuple[float | None, float], ...], me
     """An estimate whose variance is the sum of the parts'; a part of unknown variance leaves a bare point."""
     known = tuple((v, df) for v, df in parts if v is not None)
     if len(known) < len(parts):
-        return _Estimate(mean, None, "point", None, math.inf, None)
+        return _Estimate(mean, None, "point", None, math.inf, None, None)
     variance = sum(v for v, _ in known)
     if variance == 0.0:
-        return _Estimate(mean, None, "point", 0.0, math.inf, None)
+        return _Estimate(mean, None, "point", 0.0, math.inf, None, None)
     df = _combined_df(known)
     half = _quantile(df) * math.sqrt(variance)
-    return _Estimate(mean, (mean - half, mean + half), method, variance, df, None)
+    return _Estimate(mean, (mean - half, mean + half), method, variance, df, None, None)
 
 
-def _per_seed(a: Evidence | None, b: Evidence | None) -> bool:
-    if a is None or b is None:
-        return False
-    return a.path == b.path and a.seeds == b.seeds and len(a.figure.values) == len(b.figure.values) >= 2
+def _pairs(a: _Estimate, b: _Estimate) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
+    """Values that stand against each other: seeds of one experiment, or repetitions on the same seed of it."""
+    if a.selection is None or b.selection is None or a.sample is None or b.sample is None:
+        return None
+    if not a.selection.is_paired_with(b.selection) or not len(a.sample.draws) == len(b.sample.draws) >= 2:
+        return None
+    return a.sample.draws, b.sample.draws
 
 
 def _difference(a: _Estimate, b: _Estimate) -> _Measured:
     """a - b, by the table at the top of this file."""
-    x, y = a.evidence, b.evidence
-    if x is None or y is None:
+    u, v = a.sample, b.sample
+    if u is None or v is None:
         return _from_moments(a.mean - b.mean, ((a.variance, a.df), (b.variance, b.df)), "delta")
-    u, v = x.figure, y.figure
-    if _per_seed(x, y):
-        differences = Figure(tuple(p - q for p, q in zip(u.values, v.values, strict=True)))
+    if (pairs := _pairs(a, b)) is not None:
+        differences = Sample(tuple(p - q for p, q in zip(*pairs, strict=True)))
         if differences.sd == 0.0:
             return _Measured(differences.mean, None, "point")
-        return _Measured(differences.mean, paired_difference_interval(u.values, v.values), "paired")
+        return _Measured(differences.mean, paired_difference_interval(*pairs), "paired")
     mean = u.mean - v.mean
-    if len(u.values) >= 2 and len(v.values) >= 2 and (u.sd > 0 or v.sd > 0):
-        return _Measured(mean, welch_difference_interval(u.values, v.values), "welch")
-    if len(u.values) == len(v.values) == 1 and u.n and v.n:
+    if len(u.draws) >= 2 and len(v.draws) >= 2 and (u.sd > 0 or v.sd > 0):
+        return _Measured(mean, welch_difference_interval(u.draws, v.draws), "welch")
+    if u.over_items and v.over_items and u.n and v.n and len(u.draws) == len(v.draws) == 1:
         interval = newcombe_difference_interval(round(u.mean * u.n), u.n, round(v.mean * v.n), v.n)
         return _Measured(mean, interval, "newcombe")
     return _from_moments(mean, ((a.variance, a.df), (b.variance, b.df)), "mixed")
 
 
 def _ratio(a: _Estimate, b: _Estimate) -> _Estimate | None:
-    """a / b: per seed within a file, else the ratio of means by the delta method; None if b is zero."""
-    x, y = a.evidence, b.evidence
-    if b.mean == 0.0 or (y is not None and 0.0 in y.figure.values):
+    """a / b: per seed within an experiment, else the ratio of means by the delta method; None if b is zero."""
+    if b.mean == 0.0 or (b.sample is not None and 0.0 in b.sample.draws):
         return None
-    if x is not None and y is not None and _per_seed(x, y):
-        values = tuple(p / q for p, q in zip(x.figure.values, y.figure.values, strict=True))
-        return _estimate(Evidence(Figure(values), x.path, x.seeds))
+    if (pairs := _pairs(a, b)) is not None:
+        return _estimate(Sample(tuple(p / q for p, q in zip(*pairs, strict=True))), a.selection)
     # var(a/b) = var(a)/b^2 + a^2 var(b)/b^4
     parts = (
         (None if a.variance is None else a.variance / b.mean**2, a.df),
@@ -186,10 +182,10 @@ def _ratio(a: _Estimate, b: _Estimate) -> _Estimate | None:
     return _from_moments(a.mean / b.mean, parts, "delta")
 
 
-def _find(refs: tuple[str, ...], lookup: Lookup) -> tuple[dict[str, Evidence], tuple[str, ...]]:
-    """The figures found, and the names of those that are missing or have a seed without a value."""
-    found = {ref: evidence for ref in refs if (evidence := lookup(ref)) is not None and evidence.figure.known}
-    return found, tuple(ref for ref in dict.fromkeys(refs) if ref not in found)
+def _find(selectors: tuple[Selector, ...], lookup: Lookup) -> tuple[dict[Selector, Selection], tuple[str, ...]]:
+    """The selections found, and the selectors whose cells are missing or have a seed without a value."""
+    found = {s: selection for s in selectors if (selection := lookup(s)) is not None and selection.sample.known}
+    return found, tuple(str(s) for s in dict.fromkeys(selectors) if s not in found)
 
 
 def compare_points(op: str, left: float, right: float, by: float = 0.0) -> bool:
@@ -212,13 +208,13 @@ def _gap_holds(op: str, gap: float, tiny: float) -> bool:
     raise ValueError(f"unknown op {op!r}")
 
 
-def _equal_everywhere(left: _Estimate, right: Evidence | float) -> bool:
+def _equal_everywhere(left: _Estimate, right: Selection | float) -> bool:
     """Seed by seed where the seeds are the same ones, else every value on both sides is the same number."""
-    values = left.evidence.figure.values if left.evidence is not None else (left.mean,)
-    if not isinstance(right, Evidence):
+    values = left.sample.values if left.sample is not None else (left.mean,)
+    if not isinstance(right, Selection):
         return all(v == right for v in values)
-    others = right.figure.values
-    same_seeds = left.evidence is not None and left.evidence.seeds == right.seeds
+    others = right.sample.values
+    same_seeds = left.selection is not None and left.selection.seeds == right.seeds
     if same_seeds and len(values) == len(others):
         return values == others
     return len({*values, *others}) == 1
@@ -226,38 +222,42 @@ def _equal_everywhere(left: _Estimate, right: Evidence | float) -> bool:
 
 def check_direction(direction: Direction, lookup: Lookup) -> Check:
     """Evaluate a direction predicate."""
-    found, missing = _find(direction.refs, lookup)
+    found, missing = _find(direction.selectors, lookup)
     left: _Estimate | None = None
     if not missing:
-        left = _estimate(found[direction.left])
+        left = _of(found[direction.left])
         if direction.over is not None:
-            left = _ratio(left, _estimate(found[direction.over]))
+            left = _ratio(left, _of(found[direction.over]))
     if left is None:
         method = None if missing else "undefined ratio"
         return Check("direction", direction.text, None, None, None, None, method, None, missing)
-
-    op, by = direction.op, direction.by
-    other = found[direction.right] if isinstance(direction.right, str) else direction.right
-    right = other.figure.mean if isinstance(other, Evidence) else other
-    interval: Interval | None
-    if op == "==":
-        interval, method, holds = None, "exact", _equal_everywhere(left, other)
-    elif op in ("<=", ">="):
-        interval, method = left.interval, "bound"
-        lo, hi = interval or (left.mean, left.mean)
-        holds = compare_points(op, hi if op == "<=" else lo, right)
-    else:
-        if isinstance(other, Evidence):
-            difference = _difference(left, _estimate(other))
-            interval, method = difference.interval, difference.method
-        elif left.interval is None or left.method == "point":
-            interval, method = None, "point"
-        else:
-            interval, method = (left.interval[0] - right, left.interval[1] - right), left.method
-        lo, hi = interval or (left.mean - right, left.mean - right)
-        tiny = TINY * max(abs(left.mean), abs(right), abs(by))
-        holds = _gap_holds(op, (hi if op == "<" else lo) - by, tiny)
+    other = found[direction.right] if isinstance(direction.right, Selector) else direction.right
+    right = other.sample.mean if isinstance(other, Selection) else other
+    interval, method, holds = _compare(direction, left, other, right)
     return Check("direction", direction.text, left.mean, right, left.mean - right, interval, method, holds)
+
+
+def _compare(
+    direction: Direction, left: _Estimate, other: Selection | float, right: float
+) -> tuple[Interval | None, str, bool]:
+    """The interval that decides, how it was found, and whether the predicate holds."""
+    op, by = direction.op, direction.by
+    if op == "==":
+        return None, "exact", _equal_everywhere(left, other)
+    if op in ("<=", ">="):
+        lo, hi = left.interval or (left.mean, left.mean)
+        return left.interval, "bound", compare_points(op, hi if op == "<=" else lo, right)
+    interval: Interval | None
+    if isinstance(other, Selection):
+        difference = _difference(left, _of(other))
+        interval, method = difference.interval, difference.method
+    elif left.interval is None or left.method == "point":
+        interval, method = None, "point"
+    else:
+        interval, method = (left.interval[0] - right, left.interval[1] - right), left.method
+    lo, hi = interval or (left.mean - right, left.mean - right)
+    tiny = TINY * max(abs(left.mean), abs(right), abs(by))
+    return interval, method, _gap_holds(op, (hi if op == "<" else lo) - by, tiny)
 
 
 def tolerance_band(paper: float, kind: str) -> Interval:
@@ -270,14 +270,14 @@ def tolerance_band(paper: float, kind: str) -> Interval:
 
 def check_figure(figure: PaperFigure, lookup: Lookup) -> Check:
     """Evaluate a figure predicate: the whole interval of ours must lie in the band."""
-    found, missing = _find(figure.refs, lookup)
+    found, missing = _find(figure.selectors, lookup)
     ours: _Measured | None = None
     if not missing:
-        ours = of = _estimate(found[figure.of])
+        ours = of = _of(found[figure.of])
         if figure.minus is not None:
-            ours = _difference(of, _estimate(found[figure.minus]))
+            ours = _difference(of, _of(found[figure.minus]))
         elif figure.over is not None:
-            ours = _ratio(of, _estimate(found[figure.over]))
+            ours = _ratio(of, _of(found[figure.over]))
     if ours is None:
         method = None if missing else "undefined ratio"
         return Check("figure", figure.text, None, figure.paper, None, None, method, None, missing)

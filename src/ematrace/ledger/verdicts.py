@@ -1,24 +1,16 @@
-"""From stored results to one row per claim: what we found, and whether it is what the paper says."""
+"""From cells to one row per claim: what we found, and whether it is what the paper says."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from ematrace.ledger.claims import Claim, Direction, load_claims
-from ematrace.ledger.predicates import (
-    Check,
-    Evidence,
-    Lookup,
-    check_direction,
-    check_figure,
-    compare_points,
-)
-from ematrace.ledger.results import Interval, Result, Store, StoredResult
+from ematrace.ledger.claims import Claim, Claims, Direction, load_claims
+from ematrace.ledger.predicates import Check, Lookup, check_direction, check_figure, compare_points
+from ematrace.results import Interval, Selection, Selector, Table
 
 REPRODUCED = "reproduced"
 DIRECTION_ONLY = "direction only"
@@ -39,8 +31,6 @@ VERDICTS = (
     ANSWERED_MIXED,
 )
 
-ROBUSTNESS = "robustness"
-
 
 @dataclass(frozen=True)
 class Share:
@@ -59,19 +49,19 @@ class Robustness:
 
     all: Share
     each: tuple[tuple[str, Share], ...]
-    evidence: str
+    evidence: tuple[str, ...]
 
     def to_json(self) -> dict[str, Any]:
         checks = [{"predicate": text, **share.to_json()} for text, share in self.each]
-        return {**self.all.to_json(), "checks": checks, "evidence": self.evidence}
+        return {**self.all.to_json(), "checks": checks, "evidence": list(self.evidence)}
 
 
 @dataclass(frozen=True)
 class Finding:
-    """A claim judged on one choice of results.
+    """A claim judged on one choice of cells.
 
-    `ours` and `interval` are keyed by figure. `direction` and `figure` say whether all predicates of a kind
-    hold; None if there are none, or one is open. `why` says what an open verdict waits for, or why a claim is
+    `ours` and `interval` are keyed by the selector's text. `direction` and `figure` say whether all predicates of a
+    kind hold; None if there are none, or one is open. `why` says what an open verdict waits for, or why a claim is
     not testable here.
     """
 
@@ -129,14 +119,16 @@ def _finding_json(finding: Finding) -> dict[str, Any]:
     return record
 
 
-def build_ledger(store: Store, claims: Sequence[Claim] | None = None) -> list[LedgerRow]:
-    """A row for every claim, in the claims' order, whatever results there are."""
-    stored = store.load()
-    best = choose_evidence(stored)
-    own = choose_evidence(s for s in stored if s.local)
+def build_ledger(table: Table, claims: Claims | None = None) -> list[LedgerRow]:
+    """A row for every claim, in the claims' order, whatever cells there are."""
+    claims = load_claims() if claims is None else claims
+    chosen = table.at(claims.defaults)
+    own = chosen.local()
+    drawn = table.where(**claims.robustness) if claims.robustness else Table(())
+    draws = list(drawn.by_seed().values())
     rows = []
-    for claim in load_claims() if claims is None else claims:
-        finding = judge(claim, best)
+    for claim in claims:
+        finding = judge(claim, chosen)
         rows.append(
             LedgerRow(
                 **{field.name: getattr(finding, field.name) for field in fields(Finding)},
@@ -145,64 +137,39 @@ def build_ledger(store: Store, claims: Sequence[Claim] | None = None) -> list[Le
                 command=f"ematrace reproduce {claim.id}",
                 claim=claim.claim,
                 fitted=claim.fitted,
-                robustness=measure_robustness(claim, best.get(ROBUSTNESS)),
-                local=judge(claim, own) if any(name in own for name in claim.experiments) else None,
+                robustness=measure_robustness(claim, draws),
+                local=judge(claim, own) if any(name in own.experiments for name in claim.experiments) else None,
             )
         )
     return rows
 
 
-def choose_evidence(stored: Iterable[StoredResult]) -> dict[str, StoredResult]:
-    """One result per experiment: the most seeds (or conditions), then this machine's, then the newest."""
-    chosen: dict[str, StoredResult] = {}
-    for candidate in stored:
-        name = candidate.result.experiment
-        if name not in chosen or _rank(candidate) > _rank(chosen[name]):
-            chosen[name] = candidate
-    return chosen
-
-
-def _rank(stored: StoredResult) -> tuple[int, bool, datetime]:
-    result = stored.result
-    rows = result.seeds if result.conditions is None else result.conditions
-    return len(rows), stored.local, datetime.fromisoformat(result.provenance.date)
-
-
-def make_lookup(chosen: dict[str, StoredResult]) -> Lookup:
-    """Resolve `experiment/figure` in the chosen results."""
-
-    def lookup(ref: str) -> Evidence | None:
-        experiment, _, name = ref.partition("/")
-        stored = chosen.get(experiment)
-        if stored is None or name not in stored.result.figures:
-            return None
-        return Evidence(stored.result.figures[name], stored.path, stored.result.seeds)
-
-    return lookup
-
-
-def judge(claim: Claim, chosen: dict[str, StoredResult]) -> Finding:
-    """Evaluate all predicates of a claim on the chosen results; the worst decides."""
-    lookup = make_lookup(chosen)
+def judge(claim: Claim, table: Table) -> Finding:
+    """Evaluate all predicates of a claim on the cells in force; the worst decides."""
+    selected = {selector: table.select(selector) for selector in claim.selectors}
+    lookup: Lookup = selected.get
     directions = tuple(check_direction(d, lookup) for d in claim.direction)
     figures = tuple(check_figure(f, lookup) for f in claim.figure)
     verdict, why = decide(claim, directions, figures)
 
-    found = {ref: e for ref in claim.refs if (e := lookup(ref)) is not None and e.figure.known}
-    used = [chosen[name] for name in dict.fromkeys(ref.partition("/")[0] for ref in found)]
-    scales = {s.result.scale for s in used}
+    found = {str(s): selection for s, selection in selected.items() if selection and selection.sample.known}
+    scales = {selection.scale for selection in found.values()}
     return Finding(
-        ours={ref: e.figure.mean for ref, e in found.items()},
-        interval={ref: e.figure.interval for ref, e in found.items()},
-        n_seeds=min((len(e.figure.values) for e in found.values()), default=None),
+        ours={text: selection.sample.mean for text, selection in found.items()},
+        interval={text: selection.sample.interval for text, selection in found.items()},
+        n_seeds=min((len(selection.seeds) for selection in found.values()), default=None),
         direction=_all_hold(directions),
         figure=_all_hold(figures),
         verdict=verdict,
         scale=None if not scales else scales.pop() if len(scales) == 1 else "mixed",
-        evidence=tuple(_show_path(s.path) for s in used),
+        evidence=_paths(list(found.values())),
         why=why,
         checks=directions + figures,
     )
+
+
+def _paths(selections: Sequence[Selection]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(_show_path(path) for selection in selections for path in selection.paths))
 
 
 def decide(claim: Claim, directions: Sequence[Check], figures: Sequence[Check]) -> tuple[str, str | None]:
@@ -244,16 +211,16 @@ def _show_path(path: Path) -> str:
     return full.relative_to(here).as_posix() if full.is_relative_to(here) else str(full)
 
 
-def measure_robustness(claim: Claim, stored: StoredResult | None) -> Robustness | None:
-    """How often the claim's directions hold over the drawn conditions; None if a figure of theirs is missing.
+def measure_robustness(claim: Claim, draws: Sequence[Table]) -> Robustness | None:
+    """How often the claim's directions hold over the drawn conditions; None if a selector finds nothing in any.
 
-    A condition in which a figure has no value (a role that its grammar never draws) does not count for the
+    A condition in which a metric has no value (a role that its grammar never draws) does not count for the
     predicates that need it, nor for the claim.
     """
-    if stored is None or not claim.direction:
+    if not draws or not claim.direction:
         return None
-    columns = [_over_conditions(d, stored.result) for d in claim.direction]
-    complete = [column for column in columns if column is not None]
+    columns = [_over_draws(direction, draws) for direction in claim.direction]
+    complete = [column for column, _ in columns if column is not None]
     if len(complete) < len(columns):
         return None
     together = [None if None in row else all(row) for row in zip(*complete, strict=True)]
@@ -261,28 +228,32 @@ def measure_robustness(claim: Claim, stored: StoredResult | None) -> Robustness 
     if any(share.conditions == 0 for share in shares):
         return None
     each = tuple((d.text, share) for d, share in zip(claim.direction, shares[1:], strict=True))
-    return Robustness(shares[0], each, _show_path(stored.path))
+    return Robustness(shares[0], each, _paths([selection for _, found in columns for selection in found]))
 
 
 def _share(outcomes: Sequence[bool | None]) -> Share:
     return Share(holds=sum(o is True for o in outcomes), conditions=sum(o is not None for o in outcomes))
 
 
-def _over_conditions(direction: Direction, result: Result) -> list[bool | None] | None:
-    """Whether the predicate holds at point estimates, condition by condition."""
-    rows = len(result.seeds if result.conditions is None else result.conditions)
-
-    def column(ref: str | float) -> list[float]:
-        values = result.figures[ref].values if isinstance(ref, str) else (ref,)
-        return list(values) * rows if len(values) == 1 else list(values)
-
-    if any(ref not in result.figures for ref in direction.refs):
-        return None
-    over = column(1.0 if direction.over is None else direction.over)
+def _over_draws(direction: Direction, draws: Sequence[Table]) -> tuple[list[bool | None] | None, list[Selection]]:
+    """Whether the predicate holds at point estimates, draw by draw, and what it was read from."""
     outcomes: list[bool | None] = []
-    for left, divisor, right in zip(column(direction.left), over, column(direction.right), strict=True):
-        if divisor == 0.0 or not all(map(math.isfinite, (left, divisor, right))):
+    used: list[Selection] = []
+    for table in draws:
+        found = {selector: table.select(selector) for selector in direction.selectors}
+        selections = {selector: selection for selector, selection in found.items() if selection is not None}
+        if len(selections) < len(found):
+            outcomes.append(None)
+            continue
+        used += selections.values()
+
+        def value(side: Selector | float, at: dict[Selector, Selection] = selections) -> float:
+            return at[side].sample.mean if isinstance(side, Selector) else side
+
+        left, right = value(direction.left), value(direction.right)
+        over = 1.0 if direction.over is None else value(direction.over)
+        if over == 0.0 or not all(map(math.isfinite, (left, over, right))):
             outcomes.append(None)
         else:
-            outcomes.append(compare_points(direction.op, left / divisor, right, direction.by))
-    return outcomes
+            outcomes.append(compare_points(direction.op, left / over, right, direction.by))
+    return (outcomes if used else None), used

@@ -6,7 +6,7 @@ import json
 import math
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cached_property
@@ -125,7 +125,16 @@ class Table:
         origins: dict[str, dict[tuple[bool, str], list[StoredCell]]] = defaultdict(lambda: defaultdict(list))
         for stored in self.cells:
             origins[stored.cell.experiment][stored.local, stored.cell.scale].append(stored)
-        return {name: tuple(max(found.values(), key=lambda cells: _rank(cells))) for name, found in origins.items()}
+        return {name: tuple(_best(found.values())) for name, found in origins.items()}
+
+    @cached_property
+    def _with_metric(self) -> Mapping[tuple[str, str], list[StoredCell]]:
+        index: dict[tuple[str, str], list[StoredCell]] = defaultdict(list)
+        for experiment, cells in self.evidence.items():
+            for stored in cells:
+                for metric in stored.cell.metrics:
+                    index[experiment, metric].append(stored)
+        return index
 
     @property
     def experiments(self) -> tuple[str, ...]:
@@ -165,17 +174,14 @@ class Table:
         """
         if isinstance(selector, str):
             selector = Selector.parse(selector)
-        found = [
-            stored
-            for stored in self.evidence.get(selector.experiment, ())
-            if selector.metric in stored.cell.metrics and _agrees(stored.cell.factors, selector.where)
-        ]
+        candidates = self._with_metric.get((selector.experiment, selector.metric), ())
+        found = [stored for stored in candidates if _agrees(stored.cell.factors, selector.where)]
         if not found:
             return None
         by_settings: dict[str, list[StoredCell]] = defaultdict(list)
         for stored in found:
             by_settings[self._settings_key(stored)].append(stored)
-        chosen = max(by_settings.values(), key=_rank)
+        chosen = _best(by_settings.values())
         _refuse_ambiguity(selector, chosen)
         latest: dict[int, StoredCell] = {}
         for stored in sorted(chosen, key=_date):  # measured twice: the newest counts
@@ -218,5 +224,9 @@ def _date(stored: StoredCell) -> datetime:
     return datetime.fromisoformat(stored.cell.provenance.date)
 
 
-def _rank(cells: Sequence[StoredCell]) -> tuple[int, bool, datetime]:
-    return len({s.cell.seed for s in cells}), cells[0].local, max(map(_date, cells))
+def _rank(cells: Collection[StoredCell]) -> tuple[int, bool, datetime]:
+    return len({s.cell.seed for s in cells}), next(iter(cells)).local, max(map(_date, cells))
+
+
+def _best(groups: Iterable[list[StoredCell]]) -> list[StoredCell]:
+    return max(groups, key=_rank)
