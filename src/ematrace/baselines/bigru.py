@@ -1,30 +1,25 @@
 """The supervised bidirectional GRU tagger (C07): what full labels reach on the grammar.
 
 The paper gives 256 hidden units, bidirectional, Adam at 1e-3, a cosine schedule over 150 epochs, gradient clip 1,
-dropout .1. It leaves open the embedding's width, the batch, where dropout stands (here: on the states, before the
-readout) and how a word that training never showed is coded (here: the named setting `unseen`).
+dropout .1. It leaves open the embedding's width, the batch size, where dropout is applied (here: to the states, before
+the readout) and the embedding of words unseen in training (here: the argument `unseen`).
 """
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Literal, NamedTuple, Self, get_args
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
 from ematrace.baselines.fast_gru import gru_states
 from ematrace.baselines.tokens import Ints, Tokens, tokenize
-from ematrace.files import write_atomically
 
 Unseen = Literal["untrained", "zero", "mean"]
 Show = Literal["context", "word"]
@@ -32,7 +27,6 @@ Progress = Callable[[int, int, float], None]
 Sentences = Sequence[Sequence[str]]
 
 _PREDICT_BATCH = 512
-_CONFIG, _WEIGHTS = "config.json", "model.safetensors"
 
 
 @dataclass(frozen=True)
@@ -45,14 +39,11 @@ class BiGRUSettings:
     lr: float = 1e-3
     """Adam's, at the start of the cosine"""
     clip: float = 1.0
-    """largest norm of the gradient of all parameters together"""
+    """maximum norm of the whole gradient"""
     dropout: float = 0.1
     """on the states that the readout sees, in training only"""
     batch_size: int = 128
     """sentences of equal length per step, at most; not given by the paper"""
-    unseen: Unseen = "untrained"
-    """how a word that training never showed enters a prediction: its embedding row as initialised, zeros, or the
-    mean of the trained rows"""
     device: str = "cpu"
 
     def __post_init__(self) -> None:
@@ -66,12 +57,6 @@ class BiGRUSettings:
                 raise ValueError(f"{name} must be positive, got {getattr(self, name)}")
         if not 0 <= self.dropout < 1:
             raise ValueError(f"dropout must lie in [0, 1), got {self.dropout}")
-        _check_unseen(self.unseen)
-
-
-def _check_unseen(unseen: str) -> None:
-    if unseen not in get_args(Unseen):
-        raise ValueError(f"unseen must be one of {', '.join(get_args(Unseen))}, got {unseen!r}")
 
 
 class EpochRecord(NamedTuple):
@@ -92,7 +77,7 @@ class BiGRUNetwork(nn.Module):
         self.readout = nn.Linear(2 * settings.hidden, n_roles)
 
     def states(self, ids_TB: Tensor, embedding_VE: Tensor) -> Tensor:
-        """[T, B, 2 hidden], forward half first. cuDNN's products are TF32: its states differ from the CPU's by 1e-3."""
+        """[T, B, 2 hidden], forward half first. cuDNN computes in TF32: its states differ from the CPU's by 1e-3."""
         if ids_TB.device.type == "cpu":
             return gru_states(ids_TB, embedding_VE, self.gru)
         states: Tensor = self.gru(F.embedding(ids_TB, embedding_VE))[0]
@@ -112,8 +97,8 @@ def dropout_mask(shape: torch.Size, p: float, generator: torch.Generator) -> Ten
 class BiGRUTagger:
     """Tags each word with its role. Deterministic on the CPU, given `random_state`.
 
-    After `fit`: `network_`, `vocabulary_`, `roles_`, `seen_` (bool per word of the vocabulary: did training show it),
-    `history_` (one `EpochRecord` per epoch).
+    After `fit`: `network_`, `vocabulary_`, `roles_`, `seen_` (bool per word of the vocabulary: was it in the training
+    sentences), `history_` (one `EpochRecord` per epoch).
     """
 
     def __init__(self, settings: BiGRUSettings | None = None, random_state: int = 0) -> None:
@@ -128,7 +113,7 @@ class BiGRUTagger:
         settings: BiGRUSettings | None = None,
         random_state: int = 0,
     ) -> Self:
-        """The network before its first step, weight for weight that of `fit`: a control for a probe of its states."""
+        """The network as `fit` initialises it: a control for probes of its states."""
         tagger = cls(settings, random_state)
         tagger._initialise(vocabulary, roles)
         return tagger
@@ -142,7 +127,7 @@ class BiGRUTagger:
     ) -> Self:
         """Train on sentences and their roles; `progress(epoch, epochs, loss)` is called after each epoch, from 1.
 
-        `vocabulary` holds every word the network may ever meet, also those that `words` never shows.
+        `vocabulary` lists every word the network may ever see, including words that are not in `words`.
         """
         if len(words) != len(roles):
             raise ValueError(f"{len(words)} sentences, but roles for {len(roles)}")
@@ -158,15 +143,14 @@ class BiGRUTagger:
         self._train(tokens, tokenize(roles, role_names).ids, progress)
         return self
 
-    def predict(
-        self,
-        sentences: Sentences,
-        unseen: Unseen | None = None,
-        mask: Sequence[Sequence[bool]] | None = None,
-    ) -> list[tuple[str, ...]]:
-        """Roles of every word. Where `mask` is true the word's embedding is replaced by zeros."""
+    def predict(self, sentences: Sentences, unseen: Unseen = "untrained") -> list[tuple[str, ...]]:
+        """Roles of every word.
+
+        `unseen`: the embedding of words unseen in training: their row as initialised, zeros, or the mean of the rows
+        of seen words.
+        """
         tokens = tokenize(sentences, self.vocabulary_)
-        roles = self._predict(tokens, self._flat_mask(tokens, mask), unseen)
+        roles = self._predict(tokens, None, unseen)
         ends = np.cumsum(tokens.lengths)
         return [tuple(roles[end - n : end]) for end, n in zip(ends, tokens.lengths, strict=True)]
 
@@ -175,11 +159,10 @@ class BiGRUTagger:
         sentences: Sentences,
         at: Sequence[tuple[int, int]],
         show: Show,
-        unseen: Unseen | None = None,
     ) -> list[str]:
         """The role of each token (sentence, position) in `at`, each predicted from its own masked copy of the sentence.
 
-        `show="context"` masks the word itself, `show="word"` masks every other word.
+        `show="context"` masks the word itself, `show="word"` every other word; a masked word's embedding is zero.
         """
         if show not in get_args(Show):
             raise ValueError(f"show must be one of {', '.join(get_args(Show))}, got {show!r}")
@@ -194,63 +177,16 @@ class BiGRUTagger:
         own = np.zeros(len(source), dtype=np.bool_)
         own[copies.starts + position] = True
         copies = Tokens(tokens.ids[source], lengths)
-        roles = self._predict(copies, own if show == "context" else ~own, unseen)
+        roles = self._predict(copies, own if show == "context" else ~own)
         return list(roles[own])
 
-    def hidden_states(
-        self,
-        sentences: Sentences,
-        unseen: Unseen | None = None,
-        mask: Sequence[Sequence[bool]] | None = None,
-    ) -> NDArray[np.float32]:
+    def hidden_states(self, sentences: Sentences) -> NDArray[np.float32]:
         """[n_tokens, 2 hidden] states of all tokens, forward half first."""
         tokens = tokenize(sentences, self.vocabulary_)
         out = np.empty((len(tokens.ids), 2 * self.settings.hidden), dtype=np.float32)
-        for rows, states in self._walk(tokens, self._flat_mask(tokens, mask), unseen):
+        for rows, states in self._states(tokens):
             out[rows] = states.cpu().numpy()
         return out
-
-    def save(self, folder: str | Path) -> None:
-        """Write `model.safetensors` and `config.json`; neither is ever left half written."""
-        folder = Path(folder)
-        folder.mkdir(parents=True, exist_ok=True)
-        config = {
-            "settings": asdict(self.settings),
-            "random_state": self.random_state,
-            "vocabulary": self.vocabulary_,
-            "roles": self.roles_,
-            "seen": self.seen_.tolist(),
-            "history": self.history_,
-        }
-        weights = {name: x.contiguous().cpu() for name, x in self.network_.state_dict().items()}
-        write_atomically(folder / _WEIGHTS, save(weights))
-        write_atomically(folder / _CONFIG, json.dumps(config, indent=1).encode())
-
-    @classmethod
-    def load(cls, folder: str | Path, device: str | None = None) -> Self:
-        """Read back what `save` wrote, onto `device` (default: where it was trained)."""
-        path = Path(folder) / _CONFIG
-        try:
-            config = json.loads(path.read_text(encoding="utf-8"))
-            settings = BiGRUSettings(**config["settings"] | ({"device": device} if device else {}))
-            tagger = cls(settings, config["random_state"])
-            tagger._initialise(config["vocabulary"], config["roles"])
-            tagger.seen_ = np.array(config["seen"], dtype=np.bool_)
-            tagger.history_ = [EpochRecord(*record) for record in config["history"]]
-            if tagger.seen_.shape != (len(tagger.vocabulary_),):
-                raise ValueError("as many `seen` as words are needed")
-        except OSError as error:
-            raise ValueError(f"{path}: {error.strerror}") from error
-        except (KeyError, TypeError, ValueError) as error:
-            raise ValueError(f"{path}: not a BiGRU configuration ({error})") from error
-        path = Path(folder) / _WEIGHTS
-        try:
-            tagger.network_.load_state_dict(load_file(path, device=settings.device))
-        except OSError as error:
-            raise ValueError(f"{path}: {error.strerror or error}") from error
-        except (SafetensorError, RuntimeError) as error:
-            raise ValueError(f"{path}: not this network's weights ({error})") from error
-        return tagger
 
     def _seeds(self) -> list[int]:
         """Independent streams for initialisation, order and dropout."""
@@ -276,7 +212,7 @@ class BiGRUTagger:
             for rows in tokens.by_length()
         ]
         parameters = list(network.parameters())
-        # No weight decay: a word that training never shows has gradient 0 and keeps its initial row bit for bit.
+        # No weight decay: a word unseen in training has gradient 0 and keeps its initial row bit for bit.
         optimizer = torch.optim.Adam(parameters, lr=s.lr, fused=True)
         schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=max(s.epochs, 1))
         for epoch in range(s.epochs):
@@ -300,10 +236,10 @@ class BiGRUTagger:
             if progress is not None:
                 progress(epoch + 1, s.epochs, record.loss)
 
-    def _embedding(self, unseen: Unseen | None) -> Tensor:
-        """[V + 1, E]: the words' rows under the given coding of unseen words, then the masked word's row of zeros."""
-        unseen = unseen or self.settings.unseen
-        _check_unseen(unseen)
+    def _embedding(self, unseen: Unseen) -> Tensor:
+        """[V + 1, E]: the rows of all words, and a row of zeros for masked words."""
+        if unseen not in get_args(Unseen):
+            raise ValueError(f"unseen must be one of {', '.join(get_args(Unseen))}, got {unseen!r}")
         rows = self.network_.embedding.weight.detach().clone()
         new = torch.from_numpy(~self.seen_).to(rows.device)
         if unseen == "zero":
@@ -314,19 +250,11 @@ class BiGRUTagger:
             rows[new] = rows[~new].mean(0)
         return torch.cat([rows, rows.new_zeros(1, rows.shape[1])])
 
-    def _flat_mask(self, tokens: Tokens, mask: Sequence[Sequence[bool]] | None) -> NDArray[np.bool_] | None:
-        if mask is None:
-            return None
-        lengths = [len(row) for row in mask]
-        if lengths != tokens.lengths.tolist():
-            raise ValueError("mask must hold one boolean for each word of each sentence")
-        return np.concatenate([np.asarray(row, dtype=np.bool_) for row in mask]) if mask else None
-
     @torch.no_grad()
-    def _walk(
-        self, tokens: Tokens, masked: NDArray[np.bool_] | None, unseen: Unseen | None
+    def _states(
+        self, tokens: Tokens, masked: NDArray[np.bool_] | None = None, unseen: Unseen = "untrained"
     ) -> Iterator[tuple[Ints, Tensor]]:
-        """Batches of equal length: (token indices [T, B], their states [T, B, 2 hidden])."""
+        """Batches of sentences of equal length: (token indices [T, B], their states [T, B, 2 hidden])."""
         embedding = self._embedding(unseen)
         ids = tokens.ids if masked is None else np.where(masked, len(self.vocabulary_), tokens.ids)
         for group in tokens.by_length():
@@ -335,9 +263,11 @@ class BiGRUTagger:
                 yield rows, self.network_.states(torch.from_numpy(ids[rows]).to(embedding.device), embedding)
 
     @torch.no_grad()
-    def _predict(self, tokens: Tokens, masked: NDArray[np.bool_] | None, unseen: Unseen | None) -> NDArray[np.object_]:
+    def _predict(
+        self, tokens: Tokens, masked: NDArray[np.bool_] | None, unseen: Unseen = "untrained"
+    ) -> NDArray[np.object_]:
         best = np.empty(len(tokens.ids), dtype=np.int64)
-        for rows, states in self._walk(tokens, masked, unseen):
+        for rows, states in self._states(tokens, masked, unseen):
             best[rows] = self.network_.readout(states).argmax(-1).cpu().numpy()
         return np.array(self.roles_, dtype=np.object_)[best]
 

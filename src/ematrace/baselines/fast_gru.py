@@ -7,10 +7,10 @@ Same parameters, same equations, same gradients as `torch.nn.GRU` (the reference
     n_t = tanh(W_in x_t + b_in + r_t * q_t),   q_t = W_hn h_{t-1} + b_hn
     h_t = (1 - z_t) * n_t + z_t * h_{t-1},     h_{-1} = 0
 
-Where the time goes, and what is done about it: inputs are words, so W_i x is a row of a small table; h_{-1} = 0, so
-the first of seven steps needs no product; W_h's gradient is one product over all steps instead of one per step; and
-every step works in place on buffers that the backward pass overwrites with gradients, so that memory traffic, which
-otherwise costs as much as the arithmetic, stays near the second-level cache.
+Why it is faster: inputs are words, so W_i x is a row of a small table; h_{-1} = 0, so the first of about seven steps
+needs no matmul; W_h's gradient is one matmul over all steps instead of one per step; and every step works in place on
+buffers that the backward pass overwrites with gradients, so that memory traffic, which otherwise costs as much as the
+arithmetic, stays in the second-level cache.
 
 Shapes: T steps, B sentences of equal length, V words, H units per direction; gates in torch's order r, z, n.
 """
@@ -36,7 +36,7 @@ def gru_states(ids_TB: Tensor, embedding_VE: Tensor, gru: nn.GRU) -> Tensor:
         )
         rz_table = F.linear(embedding_VE, W_i[: 2 * H], b_i[: 2 * H] + b_h[: 2 * H])
         n_table = F.linear(embedding_VE, W_i[2 * H :], b_i[2 * H :])
-        # Beside r and z stands q, for which each word brings b_hn only: then W_h h_{t-1} is one product for all three.
+        # q gets b_hn only from each word; stored next to r and z, so that W_h h_{t-1} is one matmul for all three.
         rzq_table = torch.cat([rz_table, b_h[2 * H :].expand(len(embedding_VE), H)], dim=1)
         inputs += [rzq_table, n_table, W_h]
     return cast(Tensor, _BiGRU.apply(ids_TB, *inputs))  # type: ignore[no-untyped-call]

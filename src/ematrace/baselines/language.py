@@ -1,4 +1,4 @@
-"""Language models that look at no context: the least a trained model has to beat."""
+"""Language models without context: the minimum that a trained model has to beat."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ from pathlib import Path
 import numpy as np
 
 from ematrace.files import write_atomically
+
+UNIGRAM = "unigram.safetensors"
+"""Name of `Unigram`'s file in a model's folder: the token counts of its training text."""
 
 
 class ContextFree:
@@ -27,12 +30,6 @@ class ContextFree:
         seen = counts > 0  # 0 · log 0 = 0
         return float(-(counts[seen] @ self.log_probs[seen]))
 
-    def perplexity(self, ids: np.ndarray) -> float:
-        """exp of the mean nll."""
-        if not np.size(ids):
-            raise ValueError("perplexity of no tokens")
-        return float(np.exp(self.nll(ids) / np.size(ids)))
-
 
 class Unigram(ContextFree):
     """p(token) = (count + smoothing) / (Σ counts + smoothing · vocab_size)."""
@@ -47,20 +44,28 @@ class Unigram(ContextFree):
         weights = counts + self.smoothing
         if not weights.sum():
             raise ValueError("counts are all zero, and so is smoothing")
-        with np.errstate(divide="ignore"):  # a token never seen has probability 0 when nothing is smoothed
+        with np.errstate(divide="ignore"):  # an unseen token has probability 0 without smoothing
             self.log_probs = np.log(weights) - np.log(weights.sum())
 
     def save(self, path: str | Path) -> Path:
-        return _save(path, {"counts": self.counts}, {"kind": "unigram", "smoothing": repr(self.smoothing)})
+        from safetensors.numpy import save
+
+        return write_atomically(path, save({"counts": self.counts}, {"smoothing": repr(self.smoothing)}))
 
     @classmethod
     def load(cls, path: str | Path) -> Unigram:
-        tensors, metadata = _load(path, "unigram", "counts")
+        from safetensors import SafetensorError, safe_open
+
+        if not Path(path).is_file():
+            raise FileNotFoundError(f"{path}: no such file")
         try:
-            smoothing = float(metadata["smoothing"])
-        except (KeyError, ValueError):
-            raise ValueError(f"{path}: smoothing: missing or not a number") from None
-        return cls(tensors, smoothing)
+            with safe_open(path, "numpy") as file:
+                smoothing = float((file.metadata() or {})["smoothing"])
+                return cls(file.get_tensor("counts"), smoothing)
+        except SafetensorError as error:
+            raise ValueError(f"{path}: {error}") from None
+        except (KeyError, ValueError) as error:
+            raise ValueError(f"{path}: not the counts of a unigram model ({error})") from None
 
 
 class Uniform(ContextFree):
@@ -70,31 +75,3 @@ class Uniform(ContextFree):
         if vocab_size < 1:
             raise ValueError(f"vocab_size is {vocab_size}, must be positive")
         self.log_probs = np.full(vocab_size, -np.log(vocab_size))
-
-    def save(self, path: str | Path) -> Path:
-        return _save(path, {"vocab_size": np.array([self.vocab_size])}, {"kind": "uniform"})
-
-    @classmethod
-    def load(cls, path: str | Path) -> Uniform:
-        return cls(int(_load(path, "uniform", "vocab_size")[0][0]))
-
-
-def _save(path: str | Path, tensors: dict[str, np.ndarray], metadata: dict[str, str]) -> Path:
-    from safetensors.numpy import save
-
-    return write_atomically(path, save(tensors, metadata))
-
-
-def _load(path: str | Path, kind: str, name: str) -> tuple[np.ndarray, dict[str, str]]:
-    from safetensors import SafetensorError, safe_open
-
-    if not Path(path).is_file():
-        raise FileNotFoundError(f"{path}: no such file")
-    try:
-        with safe_open(path, "numpy") as file:
-            metadata = file.metadata() or {}
-            if metadata.get("kind") != kind:
-                raise ValueError(f"{path}: kind: {metadata.get('kind')!r} instead of {kind!r}")
-            return file.get_tensor(name), metadata
-    except SafetensorError as error:
-        raise ValueError(f"{path}: {error}") from None

@@ -1,11 +1,11 @@
-"""One-hot controls: what a linear probe reads when no network stands between the words and the probe.
+"""One-hot controls: what a linear probe reads from the words alone, without a network.
 
 Every function returns float32 features [n_tokens, d] for all tokens of all sentences, concatenated in order.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import product
 
 import numpy as np
@@ -38,48 +38,33 @@ def _at_offset(tokens: Tokens, offset: int) -> tuple[Ints, Ints]:
     return here, tokens.ids[here + offset]
 
 
-def _ema_features(tokens: Tokens, d: int, alphas: Sequence[float], bidirectional: bool, with_current: bool) -> Features:
-    if any(not 0.0 <= alpha <= 1.0 for alpha in alphas):
-        raise ValueError(f"alphas must lie in [0, 1], got {tuple(alphas)}")
-    blocks = list(product((-1, 1) if bidirectional else (-1,), alphas))
-    out = np.zeros((len(tokens.ids), d * (len(blocks) + with_current)), dtype=np.float32)
-    if with_current:
-        out[np.arange(len(out)), tokens.ids] = 1.0
+def _ema_features(tokens: Tokens, d: int) -> Features:
+    """[x_t | forward trace per alpha | backward trace per alpha]."""
+    blocks = list(product((-1, 1), ALPHAS))
+    out = np.zeros((len(tokens.ids), d * (1 + len(blocks))), dtype=np.float32)
+    out[np.arange(len(out)), tokens.ids] = 1.0
     # The closed form h_t = sum_k alpha (1 - alpha)^k x_{t-k}: a one-hot x adds one number per lag, where a filter
     # would run over every column.
-    for block, (sign, alpha) in enumerate(blocks, start=int(with_current)):
+    for block, (sign, alpha) in enumerate(blocks, start=1):
         for lag in range(max(tokens.lengths, default=0)):
             here, word = _at_offset(tokens, sign * lag)
             out[here, block * d + word] += alpha * (1.0 - alpha) ** lag
     return out
 
 
-def ema_of_onehots(
-    sentences: Sentences,
-    vocabulary: Sequence[str],
-    alphas: Sequence[float] = ALPHAS,
-    bidirectional: bool = True,
-    with_current: bool = True,
-) -> Features:
-    """Traces h_t = (1 - alpha) h_{t-1} + alpha x_t of one-hot words x, from 0 at each sentence's edge.
+def ema_of_onehots(sentences: Sentences, vocabulary: Sequence[str]) -> Features:
+    """Traces h_t = (1 - alpha) h_{t-1} + alpha x_t of one-hot words x, starting from 0 in each sentence.
 
     Columns: [x_t | forward trace per alpha | backward trace per alpha], each block as wide as the vocabulary.
     """
-    return _ema_features(tokenize(sentences, vocabulary), len(vocabulary), alphas, bidirectional, with_current)
+    return _ema_features(tokenize(sentences, vocabulary), len(vocabulary))
 
 
-def merged_ema(
-    sentences: Sentences,
-    vocabulary: Sequence[str],
-    function_words: Sequence[str],
-    alphas: Sequence[float] = ALPHAS,
-    bidirectional: bool = True,
-    with_current: bool = True,
-) -> Features:
-    """`ema_of_onehots` after every content word has become one and the same symbol.
+def merged_ema(sentences: Sentences, vocabulary: Sequence[str], function_words: Sequence[str]) -> Features:
+    """`ema_of_onehots` with all content words merged into one symbol.
 
-    Symbols: the function words in the order of the vocabulary, then the one for content. What this reaches is reached
-    without knowing a single content word.
+    Symbols: the function words in the order of the vocabulary, then the one for content. A probe of this knows no
+    content word.
     """
     if missing := set(function_words) - set(vocabulary):
         raise ValueError(f"function words {sorted(missing)} are not in the vocabulary")
@@ -88,7 +73,7 @@ def merged_ema(
     content = int(is_function.sum())
     merge = np.where(is_function, np.cumsum(is_function) - 1, content)
     merged = Tokens(merge[tokens.ids], tokens.lengths)
-    return _ema_features(merged, content + 1, alphas, bidirectional, with_current)
+    return _ema_features(merged, content + 1)
 
 
 def window(sentences: Sentences, vocabulary: Sequence[str], radius: int) -> Features:
@@ -104,23 +89,10 @@ def window(sentences: Sentences, vocabulary: Sequence[str], radius: int) -> Feat
     return out
 
 
-def position(sentences: Sentences, max_length: int = 16) -> Features:
+def position(sentences: Sentences, max_length: int) -> Features:
     """Position from the start of the sentence, nothing else; positions from `max_length` - 1 on share a column."""
     if max_length < 1:
         raise ValueError(f"max_length must be positive, got {max_length}")
     lengths = np.fromiter(map(len, sentences), dtype=np.int64, count=len(sentences))
     from_start = Tokens(np.zeros(int(lengths.sum()), dtype=np.int64), lengths).positions
     return _one_hot(np.minimum(from_start, max_length - 1), max_length)
-
-
-Control = Callable[[Sentences, Sequence[str], Sequence[str]], Features]
-
-ONE_HOT_CONTROLS: dict[str, Control] = {
-    "position": lambda sentences, vocabulary, function_words: position(sentences),
-    "current_token": lambda sentences, vocabulary, function_words: current_token(sentences, vocabulary),
-    "ema": lambda sentences, vocabulary, function_words: ema_of_onehots(sentences, vocabulary),
-    "merged_ema": merged_ema,
-    "window_1": lambda sentences, vocabulary, function_words: window(sentences, vocabulary, 1),
-    "window_2": lambda sentences, vocabulary, function_words: window(sentences, vocabulary, 2),
-}
-"""name -> f(sentences, vocabulary, function_words); the rows of the control table."""

@@ -1,7 +1,7 @@
 """Does the supervised tagger read the word or its context? (C43: it "fails because it learns word-to-role shortcuts")
 
-Each score is over chosen tokens, one at a time: with nothing changed, with the word hidden, with all but the word
-hidden, and with the word exchanged for another. Hidden = a zero embedding, which training never showed; the exchange
+Each score is over chosen tokens, one at a time: intact, with the word masked, with everything but the word masked, and
+with the word swapped for another. A masked word has a zero embedding, which the network never saw in training; a swap
 keeps every input a word, so the two together say more than either.
 """
 
@@ -14,7 +14,7 @@ from typing import Protocol
 
 import numpy as np
 
-from ematrace.baselines.bigru import BiGRUTagger, Unseen
+from ematrace.baselines.bigru import BiGRUTagger
 
 At = Sequence[tuple[int, int]]
 Swap = Callable[[str, str, np.random.Generator], str]
@@ -47,26 +47,20 @@ def content_tokens(sentences: Sequence[Tagged], function_words: Collection[str])
     ]
 
 
-def intact_accuracy(
-    tagger: BiGRUTagger, sentences: Sequence[Tagged], at: At, unseen: Unseen | None = None
-) -> TokenScore:
-    """Nothing changed: the figure that the others are compared with."""
-    roles = tagger.predict([s.words for s in sentences], unseen=unseen)
+def intact_accuracy(tagger: BiGRUTagger, sentences: Sequence[Tagged], at: At) -> TokenScore:
+    """Nothing changed: what the others are compared with."""
+    roles = tagger.predict([s.words for s in sentences])
     return _score([roles[i][t] for i, t in at], sentences, at)
 
 
-def context_only_accuracy(
-    tagger: BiGRUTagger, sentences: Sequence[Tagged], at: At, unseen: Unseen | None = None
-) -> TokenScore:
-    """The word itself is hidden."""
-    return _score(tagger.predict_with_masks([s.words for s in sentences], at, "context", unseen), sentences, at)
+def context_only_accuracy(tagger: BiGRUTagger, sentences: Sequence[Tagged], at: At) -> TokenScore:
+    """The word itself is masked."""
+    return _score(tagger.predict_with_masks([s.words for s in sentences], at, "context"), sentences, at)
 
 
-def word_only_accuracy(
-    tagger: BiGRUTagger, sentences: Sequence[Tagged], at: At, unseen: Unseen | None = None
-) -> TokenScore:
-    """Everything but the word is hidden; its position and the sentence's length still show."""
-    return _score(tagger.predict_with_masks([s.words for s in sentences], at, "word", unseen), sentences, at)
+def word_only_accuracy(tagger: BiGRUTagger, sentences: Sequence[Tagged], at: At) -> TokenScore:
+    """Everything but the word is masked; its position and the sentence's length still show."""
+    return _score(tagger.predict_with_masks([s.words for s in sentences], at, "word"), sentences, at)
 
 
 def swapped_accuracy(
@@ -75,15 +69,14 @@ def swapped_accuracy(
     at: At,
     swap: Swap,
     random_state: int = 0,
-    unseen: Unseen | None = None,
 ) -> TokenScore:
-    """Each word in turn becomes `swap(word, role, rng)`, all else unchanged; the old role stays the right one."""
+    """Each word in turn is replaced by `swap(word, role, rng)`; the correct role stays that of the original word."""
     rng = np.random.default_rng(random_state)
     copies: list[tuple[str, ...]] = []
     for i, t in at:
         words = tuple(sentences[i].words)
         copies.append((*words[:t], swap(words[t], sentences[i].roles[t], rng), *words[t + 1 :]))
-    roles = tagger.predict(copies, unseen=unseen)
+    roles = tagger.predict(copies)
     return _score([roles[k][t] for k, (_, t) in enumerate(at)], sentences, at)
 
 

@@ -50,7 +50,7 @@ def word_index(vocabulary: Sequence[str]) -> dict[str, int]:
 
 
 def tokenize(sentences: Sequence[Sequence[str]], vocabulary: Sequence[str]) -> Tokens:
-    """Look every word up; a word that the vocabulary lacks is an error that says where it stands."""
+    """Look up every word; ValueError names a word that is not in the vocabulary, and its sentence."""
     index = word_index(vocabulary)
     lengths = np.fromiter(map(len, sentences), dtype=np.int64, count=len(sentences))
     try:
