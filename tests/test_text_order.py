@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ematrace.text import sequences_at, window_order
+from ematrace.text.order import sequences_at, window_order
 
 seeds = st.integers(0, 2**64)
 

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ematrace.text import Document, PackedTokens, Source, open_source, pack, train_bpe
+from ematrace.text.corpora import BuiltinSource
 from ematrace.text.documents import in_split
 from ematrace.text.packing import batches, cache_folder
 
@@ -44,7 +46,7 @@ class Listed(Source):
 
 @pytest.fixture(scope="module")
 def bpe() -> Any:
-    return train_bpe(open_source("builtin", builtin_bytes=100_000), 400)
+    return train_bpe(BuiltinSource(100_000), 400)
 
 
 def one_row(tokenizer: Any, texts: list[str]) -> list[int]:
@@ -66,11 +68,11 @@ texts_strategy = st.lists(
 
 @given(texts=texts_strategy, shard=st.integers(1, 40), length=st.integers(1, 12))
 @settings(max_examples=60)
-def test_windows_and_documents_are_cuts_of_one_row(bpe: Any, texts: list[str], shard: int, length: int) -> None:
+def test_windows_are_cuts_of_one_row(bpe: Any, texts: list[str], shard: int, length: int) -> None:
     row = one_row(bpe, texts)
-    with tempfile.TemporaryDirectory() as folder:
-        packed = pack(Listed(texts), bpe, folder, shard_tokens=shard)
-        assert packed.n_tokens == len(row)
+    with tempfile.TemporaryDirectory() as folder, mock.patch("ematrace.text.packing.SHARD_TOKENS", shard):
+        packed = pack(Listed(texts), bpe, folder)
+        assert (packed.n_documents, packed.n_tokens) == (len(texts), len(row))
         assert len(packed.index["shards"]) == -(-len(row) // shard)
         np.testing.assert_array_equal(packed.counts(), np.bincount(row, minlength=400))
 
@@ -83,11 +85,6 @@ def test_windows_and_documents_are_cuts_of_one_row(bpe: Any, texts: list[str], s
                 assert window.tolist() == row[i * length : (i + 1) * length + 1]
                 expected = [p for p in range(length) if i * length + p in begins]
                 assert packed.document_starts(i, length).tolist() == expected
-
-        documents = list(packed.documents())
-        assert [d.id for d in documents] == [f"id-{i}" for i in range(len(texts))]
-        assert [d.domain for d in documents] == [f"domain-{i % 2}" for i in range(len(texts))]
-        assert [bpe.decode(d.ids[:-1]) for d in documents] == texts
 
 
 def test_batches_keep_order_and_lose_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -115,10 +112,8 @@ def test_a_large_vocabulary_takes_four_bytes(tmp_path: Path) -> None:
 
 def test_split_depends_on_the_id_alone(bpe: Any, tmp_path: Path) -> None:
     source = Listed([f"text {i}" for i in range(400)])
-    parts = {
-        s: {d.id for d in pack(source, bpe, tmp_path / s, s, validation_share=0.2).documents()}
-        for s in ("train", "validation", "all")
-    }
+    source.validation_share = 0.2
+    parts = {s: {d.id for d in source.part(s)} for s in ("train", "validation", "all")}
     assert parts["train"] | parts["validation"] == parts["all"]
     assert not parts["train"] & parts["validation"]
     assert 50 < len(parts["validation"]) < 110  # 80 expected, standard deviation 8
@@ -127,12 +122,17 @@ def test_split_depends_on_the_id_alone(bpe: Any, tmp_path: Path) -> None:
     # the same ones on any machine, in any process
     assert [i for i in range(40) if f"id-{i}" in parts["validation"]] == [9, 18, 23, 27, 30, 33, 37, 39]
     assert all(in_split(id, "validation", 1) for id in parts["all"])
+    for split in ("train", "validation"):
+        texts = [d.text for d in source.all if d.id in parts[split]]
+        packed = pack(source, bpe, tmp_path / split, split)
+        assert packed.tokens(0, packed.n_tokens).tolist() == one_row(bpe, texts)
 
 
 def test_counts_over_several_chunks(bpe: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ematrace.text.packed._CHUNK", 7)
+    monkeypatch.setattr("ematrace.text.packing.SHARD_TOKENS", 5)
     texts = ["some words", "and some more words than before"]
-    packed = pack(Listed(texts), bpe, tmp_path, shard_tokens=5)
+    packed = pack(Listed(texts), bpe, tmp_path)
     assert packed.n_tokens > 14
     np.testing.assert_array_equal(packed.counts(), np.bincount(one_row(bpe, texts), minlength=400))
 
@@ -140,25 +140,30 @@ def test_counts_over_several_chunks(bpe: Any, tmp_path: Path, monkeypatch: pytes
 def test_packed_once_per_text_tokenizer_and_split(bpe: Any, tmp_path: Path) -> None:
     corpus = tmp_path / "corpus.txt"
     corpus.write_text("some text")
-    calls: list[tuple[int, int]] = []
+    packs: list[str] = []
 
-    def packed(tokenizer: Any = bpe, split: str = "all", **options: Any) -> PackedTokens:
-        return pack(str(corpus), tokenizer, tmp_path / "pack", split, progress=lambda *n: calls.append(n), **options)
+    def packed(tokenizer: Any = bpe, split: str = "all", share: float = 0.01) -> PackedTokens:
+        source = open_source(str(corpus))
+        source.validation_share = share
+        found = pack(source, tokenizer, tmp_path / "pack", split)
+        (data,) = (tmp_path / "pack").glob("data-*")  # a new one for each writing
+        if data.name not in packs:
+            packs.append(data.name)
+        return found
 
     first = packed()
-    assert calls == [(1, first.n_tokens)]
     assert packed().fingerprint == first.fingerprint
-    assert len(calls) == 1  # reused
+    assert len(packs) == 1  # reused
     packed(train_bpe(["other text"], 300))
-    assert len(calls) == 2
-    packed(split="validation", validation_share=1.0)
-    packed(split="validation", validation_share=0.999999)
-    assert len(calls) == 4
+    assert len(packs) == 2
+    packed(split="validation", share=1.0)
+    packed(split="validation", share=0.999999)
+    assert len(packs) == 4
     assert packed().fingerprint == first.fingerprint
     corpus.write_text("some more")  # same size: the time of change tells
     os.utime(corpus, ns=(0, 12345))
     assert packed().fingerprint != first.fingerprint
-    assert len(calls) == 6
+    assert len(packs) == 6
     assert len(list((tmp_path / "pack").glob("data-*"))) == 1  # what was replaced is gone
 
 
@@ -177,29 +182,28 @@ def test_default_folder_is_in_the_cache(bpe: Any, tmp_path: Path, monkeypatch: p
     assert pack(Listed(["b"]), bpe).folder != packed.folder == pack(Listed(["a"]), bpe).folder
 
 
-def test_a_worker_process_maps_the_files_again(bpe: Any, tmp_path: Path) -> None:
-    packed = pack(Listed(["some text"]), bpe, tmp_path)
-    open_again, message = packed.__reduce__()
-    assert message == (tmp_path, None, False)  # what travels to the process: a path, no tokens
-    np.testing.assert_array_equal(open_again(*message).window(0, 2), packed.window(0, 2))
-
-
-@pytest.mark.parametrize("kind", ["tokens-00001.bin", "offsets.bin", "documents.jsonl"])
-def test_a_wrong_checksum_is_refused_by_file_name(bpe: Any, tmp_path: Path, kind: str) -> None:
-    pack(Listed(["some text", "more"]), bpe, tmp_path, shard_tokens=3)
+@pytest.mark.parametrize("kind", ["tokens-00001.bin", "offsets.bin"])
+def test_a_wrong_checksum_is_refused_by_file_name(
+    bpe: Any, tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ematrace.text.packing.SHARD_TOKENS", 3)
+    pack(Listed(["some text", "more"]), bpe, tmp_path)
     (path,) = tmp_path.glob(f"data-*/{kind}")
     content = bytearray(path.read_bytes())
     content[-1] ^= 1
     path.write_bytes(content)
-    for attempt in (lambda: PackedTokens.open(tmp_path), lambda: pack(Listed(["some text", "more"]), bpe, tmp_path)):
+    for attempt in (
+        lambda: PackedTokens.open(tmp_path, bpe),
+        lambda: pack(Listed(["some text", "more"]), bpe, tmp_path),
+    ):
         with pytest.raises(ValueError, match=f"{kind}: checksum"):
             attempt()
     path.write_bytes(content[:-1])
     with pytest.raises(ValueError, match=rf"{kind}: {len(content) - 1} bytes instead of {len(content)}"):
-        PackedTokens.open(tmp_path, verify=False)
+        PackedTokens.open(tmp_path, bpe)
     path.unlink()
     with pytest.raises(FileNotFoundError, match=f"{kind}: missing"):
-        PackedTokens.open(tmp_path)
+        PackedTokens.open(tmp_path, bpe)
 
 
 @pytest.mark.parametrize(
@@ -210,7 +214,7 @@ def test_a_wrong_checksum_is_refused_by_file_name(bpe: Any, tmp_path: Path, kind
         ({"n_documents": 7}, "n_documents: 7 is not what the offsets hold"),
         ({"dtype": "O"}, "dtype: 'O' is neither"),
         ({"shards": None}, "shards: missing or not list"),
-        ({"documents": {"file": "../x", "bytes": 1, "sha256": ""}}, "outside the folder"),
+        ({"offsets": {"file": "../x", "bytes": 1, "sha256": ""}}, "outside the folder"),
     ],
 )
 def test_a_broken_index_is_refused_by_field(bpe: Any, tmp_path: Path, change: dict[str, Any], complaint: str) -> None:
@@ -218,16 +222,16 @@ def test_a_broken_index_is_refused_by_field(bpe: Any, tmp_path: Path, change: di
     path = tmp_path / "index.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | change))
     with pytest.raises(ValueError, match=rf"index\.json: .*{complaint}"):
-        PackedTokens.open(tmp_path)
+        PackedTokens.open(tmp_path, bpe)
     path.write_text("{")
     with pytest.raises(ValueError, match=r"index\.json: not JSON"):
-        PackedTokens.open(tmp_path)
+        PackedTokens.open(tmp_path, bpe)
 
 
 def test_vocabularies_that_disagree_are_refused_with_both_numbers(bpe: Any, tmp_path: Path) -> None:
     pack(Listed(["some text"]), bpe, tmp_path)
     assert PackedTokens.open(tmp_path, bpe).vocab_size == 400
-    smaller = train_bpe(open_source("builtin", builtin_bytes=100_000), 300)
+    smaller = train_bpe(BuiltinSource(100_000), 300)
     with pytest.raises(ValueError, match=r"vocabulary of 400, but the tokenizer has 300"):
         PackedTokens.open(tmp_path, smaller)
     other = train_bpe(["zebra quagga okapi " * 50, *map(chr, range(0x4E00, 0x4F00))], 400)
@@ -250,11 +254,13 @@ def test_an_empty_corpus_is_refused_and_leaves_no_folder(bpe: Any, tmp_path: Pat
     (tmp_path / "empty.jsonl").write_text('{"text": ""}\n')
     with pytest.raises(ValueError, match=r"empty\.jsonl: empty corpus"):
         pack(str(tmp_path / "empty.jsonl"), bpe, tmp_path / "pack")
-    with pytest.raises(ValueError, match=r"listed: no document falls into the validation split .*0\.0"):
-        pack(Listed(["a"]), bpe, tmp_path / "pack", "validation", validation_share=0.0)
+    with pytest.raises(ValueError, match=r"listed: no document falls into the validation split .*0\.01"):
+        pack(Listed(["a"]), bpe, tmp_path / "pack", "validation")
     assert not (tmp_path / "pack").exists()
     with pytest.raises(ValueError, match="split is 'test'"):
         pack(Listed(["a"]), bpe, tmp_path / "pack", "test")
+    with pytest.raises(ValueError, match="split is 'test'"):
+        Listed(["a"]).part("test")
 
 
 @pytest.mark.parametrize("failure", [KeyboardInterrupt(), ValueError("a.jsonl:3: not JSON")])

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ematrace.text import pack, train_bpe
+from ematrace.text import open_source, pack, train_bpe
 
 WORDS = "one two three four five "
 
@@ -45,5 +45,6 @@ def test_a_text_shorter_than_a_sequence_is_named_by_its_file(tmp_path: Path) -> 
 def test_names_that_are_not_utf8_are_read_and_split(tmp_path: Path) -> None:
     for name in (b"caf\xe9.txt", b"th\xe9.txt"):
         (tmp_path / os.fsdecode(name)).write_text(WORDS)
-    packed = pack(str(tmp_path / "*.txt"), train_bpe([WORDS], 260), split="train")
-    assert [os.fsencode(document.id) for document in packed.documents()] == [b"caf\xe9.txt", b"th\xe9.txt"]
+    source = open_source(str(tmp_path / "*.txt"))
+    assert [os.fsencode(document.id) for document in source.part("train")] == [b"caf\xe9.txt", b"th\xe9.txt"]
+    assert pack(source, train_bpe([WORDS], 260), split="train").n_documents == 2

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from ematrace.text import Document, open_source
-from ematrace.text.sources import BuiltinSource
+from ematrace.text.corpora import BuiltinSource
 
 ROWS = [
     {"text": "one\ntwo", "id": "a", "source": "news"},
@@ -155,7 +155,7 @@ def test_builtin_is_prose_and_code_of_a_fixed_order_and_size() -> None:
         ("a.txt.xz", b"not xz at all", r"a\.txt\.xz: broken compressed file"),
         ("a.txt.gz", b"not gz at all", r"a\.txt\.gz: broken compressed file"),
         ("a.txt.zst", b"not zst at all", r"a\.txt\.zst: ZSTD"),
-        ("a.pdf", b"%PDF", r"a\.pdf: not a kind of text"),
+        ("a.pdf", b"%PDF", r"a\.pdf: file type not supported"),
     ],
 )
 def test_broken_files_are_named_with_the_place(tmp_path: Path, name: str, content: bytes, complaint: str) -> None:
@@ -203,20 +203,21 @@ def test_local_files_streamed_by_datasets(tmp_path: Path, monkeypatch: pytest.Mo
         list(open_source(f"hf:json:{tmp_path}/*.jsonl"))
 
 
-def test_the_room_works_without_its_optional_libraries(tmp_path: Path) -> None:
+def test_text_works_without_optional_libraries(tmp_path: Path) -> None:
     """Also without a library installed that only the command line needs."""
     (tmp_path / "a.conllu").write_text(TREEBANK)
     code = f"""
 import sys
-for name in ("datasets", "conllu", "torchdata", "pyarrow", "tyro", "rich", "plotly", "numba"):
+for name in ("datasets", "conllu", "pyarrow", "tyro", "rich", "plotly", "numba"):
     sys.modules[name] = None
-from ematrace.text import open_source, train_bpe, pack, stateful_loader
-tokenizer = train_bpe(open_source("builtin", builtin_bytes=10_000), 300)
-assert pack(open_source("builtin", builtin_bytes=10_000), tokenizer, {str(tmp_path / "pack")!r}).n_tokens
+from ematrace.text import open_source, train_bpe, pack
+from ematrace.text.corpora import BuiltinSource
+assert "torch" not in sys.modules
+tokenizer = train_bpe(BuiltinSource(10_000), 300)
+assert pack(BuiltinSource(10_000), tokenizer, {str(tmp_path / "pack")!r}).n_tokens
 for call, missing in [
     (lambda: list(open_source({str(tmp_path / "a.conllu")!r})), "conllu"),
     (lambda: list(open_source("hf:imdb")), "datasets"),
-    (lambda: stateful_loader(None, 1), "torchdata"),
 ]:
     try:
         call()

@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from ematrace.text import StreamedTokens, open_source, pack, starts_after, stateful_loader, train_bpe
+from ematrace.text import StreamedTokens, open_source, pack, train_bpe
+from ematrace.text.corpora import BuiltinSource
+from ematrace.text.streamed import starts_after
 
 LENGTH = 23
 
 
 @pytest.fixture(scope="module")
 def bpe() -> Any:
-    return train_bpe(open_source("builtin", builtin_bytes=100_000), 400)
+    return train_bpe(BuiltinSource(100_000), 400)
 
 
 @pytest.fixture(scope="module")
@@ -42,8 +42,10 @@ def spec(request: pytest.FixtureRequest, corpus: Path, monkeypatch: pytest.Monke
 
 @pytest.mark.parametrize("split", ["all", "train", "validation"])
 def test_streamed_windows_are_the_packed_ones(spec: str, bpe: Any, tmp_path: Path, split: str) -> None:
-    packed = pack(spec, bpe, tmp_path / "pack", split, validation_share=0.3)
-    streamed = StreamedTokens(spec, bpe, LENGTH, split, validation_share=0.3)
+    source = open_source(spec)
+    source.validation_share = 0.3
+    packed = pack(source, bpe, tmp_path / "pack", split)
+    streamed = StreamedTokens(source, bpe, LENGTH, split)
     windows = list(streamed)
     expected = [packed.window(i, LENGTH) for i in range(packed.n_windows(LENGTH))]
     np.testing.assert_array_equal(windows, expected)
@@ -78,28 +80,6 @@ def test_a_resumed_hub_stream_does_not_read_from_the_beginning(corpus: Path, bpe
     assert len(list(cursor)) < 10  # of 140
 
 
-@pytest.mark.parametrize("prefetch", [False, True])
-def test_resume_through_the_stateful_loader(spec: str, bpe: Any, prefetch: bool) -> None:
-    def loader() -> Any:
-        return stateful_loader(StreamedTokens(spec, bpe, LENGTH), batch_size=3, prefetch=prefetch)
-
-    everything = np.array(list(StreamedTokens(spec, bpe, LENGTH)))
-    everything = everything[: len(everything) // 3 * 3].reshape(-1, 3, LENGTH + 1)
-    first = loader()
-    begun = [batch.numpy() for batch in itertools.islice(first, 11)]
-    state = json.loads(json.dumps(first.state_dict()))  # a checkpoint holds no pickle
-    second = loader()
-    second.load_state_dict(state)
-    rest = [batch.numpy() for batch in second]
-    np.testing.assert_array_equal(np.stack(begun + rest), everything)
-
-
-def test_two_workers_are_refused(corpus: Path, bpe: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ematrace.text.streamed.get_worker_info", lambda: SimpleNamespace(num_workers=2))
-    with pytest.raises(ValueError, match="one stream can be read by one worker"):
-        iter(StreamedTokens(str(corpus), bpe, LENGTH))
-
-
 def test_a_state_of_another_stream_is_refused(corpus: Path, bpe: Any) -> None:
     state = StreamedTokens(str(corpus), bpe, 5).state_dict()
     with pytest.raises(ValueError, match=r"state of the stream: length: 5, but this stream has 6"):
@@ -111,3 +91,8 @@ def test_a_sequence_longer_than_the_corpus_is_refused_with_both_numbers(tmp_path
     with pytest.raises(ValueError, match=r"a sequence of 2 tokens .* a corpus of 2 "):
         list(StreamedTokens(str(tmp_path / "a.txt"), bpe, 2))
     assert [w.tolist() for w in StreamedTokens(str(tmp_path / "a.txt"), bpe, 1)] == [[bpe.encode("x")[0], 0]]
+
+
+def test_an_unknown_split_is_refused(bpe: Any, corpus: Path) -> None:
+    with pytest.raises(ValueError, match="split is 'test'"):
+        StreamedTokens(str(corpus), bpe, LENGTH, "test")

@@ -15,8 +15,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ematrace.text import Document, load_tokenizer, open_source, tokenizer_fingerprint, train_bpe
-from ematrace.text.tokenizers import END_OF_TEXT, DocumentEncoder
+from ematrace.text import Document, load_tokenizer, train_bpe
+from ematrace.text.corpora import BuiltinSource
+from ematrace.text.tokenizers import END_OF_TEXT, DocumentEncoder, tokenizer_fingerprint
 
 GPT2 = Path(__file__).parents[1] / "../shared/data/tokenizer"
 needs_gpt2 = pytest.mark.skipif(
@@ -27,7 +28,7 @@ unicode = st.text(st.characters(exclude_categories=["Cs"]), max_size=200)
 
 @pytest.fixture(scope="module")
 def bpe() -> Any:
-    return train_bpe(open_source("builtin", builtin_bytes=300_000), 700)
+    return train_bpe(BuiltinSource(300_000), 700)
 
 
 @pytest.fixture(autouse=True)
@@ -88,8 +89,9 @@ def test_pieces_are_really_cut(bpe: Any) -> None:
 
 def test_same_text_same_vocabulary_in_any_process(bpe: Any, tmp_path: Path) -> None:
     code = """
-from ematrace.text import open_source, train_bpe, tokenizer_fingerprint
-print(tokenizer_fingerprint(train_bpe(open_source("builtin", builtin_bytes=300_000), 700)))
+from ematrace.text.corpora import BuiltinSource
+from ematrace.text.tokenizers import tokenizer_fingerprint, train_bpe
+print(tokenizer_fingerprint(train_bpe(BuiltinSource(300_000), 700)))
 """
     environment = os.environ | {"PYTHONHASHSEED": "7", "TOKENIZERS_PARALLELISM": "false"}
     run = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, env=environment)
@@ -141,9 +143,10 @@ def test_bad_requests(tmp_path: Path) -> None:
         load_tokenizer(tmp_path / "x.tiktoken")
 
 
-def test_gpt2_nowhere_says_what_was_tried(tmp_path: Path) -> None:
+def test_gpt2_nowhere_says_what_was_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EMATRACE_GPT2", str(tmp_path / "nothing-here"))
     with pytest.raises(FileNotFoundError, match=r"no-tiktoken.*openai-community/gpt2.*EMATRACE_GPT2") as error:
-        load_tokenizer("gpt2", cache=tmp_path / "nothing-here")
+        load_tokenizer("gpt2")
     assert str(tmp_path / "nothing-here") in str(error.value)
     assert "\n" not in str(error.value)
 
@@ -157,13 +160,14 @@ def test_a_wrong_file_is_not_taken_for_gpt2(bpe: Any, tmp_path: Path, monkeypatc
 
 
 @needs_gpt2
-def test_swapped_entries_are_not_taken_for_gpt2(tmp_path: Path) -> None:
+def test_swapped_entries_are_not_taken_for_gpt2(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EMATRACE_GPT2", str(tmp_path))
     vocab = json.loads((GPT2 / "encoder.json").read_text())
     vocab["Hello"], vocab["Ġworld"] = vocab["Ġworld"], vocab["Hello"]
     (tmp_path / "vocab.json").write_text(json.dumps(vocab))
     shutil.copyfile(GPT2 / "vocab.bpe", tmp_path / "merges.txt")
     with pytest.raises(ValueError, match=r"becomes \[995, 15496\] instead of \[15496, 995\]"):
-        load_tokenizer("gpt2", cache=tmp_path)
+        load_tokenizer("gpt2")
 
 
 @needs_gpt2
@@ -174,18 +178,19 @@ def test_gpt2_is_the_same_from_every_form(tmp_path: Path, monkeypatch: pytest.Mo
             shutil.copyfile(GPT2 / source, tmp_path / name / target)
         return tmp_path / name
 
-    gpt2 = load_tokenizer("gpt2", cache=GPT2)
+    def from_environment(place: Path) -> Any:
+        with monkeypatch.context() as context:
+            context.setenv("EMATRACE_GPT2", str(place))
+            return load_tokenizer("gpt2")
+
+    gpt2 = from_environment(GPT2)
     assert (len(gpt2), gpt2.eos_token_id, gpt2.pad_token_id) == (50257, 50256, 50256)
     assert gpt2.encode("Hello world") == [15496, 995]
     gpt2.save_pretrained(tmp_path / "saved")
 
-    found = {"saved": load_tokenizer("gpt2", cache=tmp_path / "saved")}
-    ranks = folder("ranks", {"gpt2.tiktoken": "gpt2.tiktoken"})
-    found["ranks"] = load_tokenizer("gpt2", cache=ranks)
+    found = {"saved": from_environment(tmp_path / "saved"), "file": from_environment(GPT2 / "encoder.json")}
+    found["ranks"] = from_environment(folder("ranks", {"gpt2.tiktoken": "gpt2.tiktoken"}))
     found["hub names"] = load_tokenizer(folder("hub", {"encoder.json": "vocab.json", "vocab.bpe": "merges.txt"}))
-    monkeypatch.setenv("EMATRACE_GPT2", str(GPT2))
-    found["environment"] = load_tokenizer("gpt2")
-    monkeypatch.delenv("EMATRACE_GPT2")
     names = {
         "vocab.bpe": "6d1cbeee0f20b3d9449abfede4726ed8212e3aee",
         "encoder.json": "6c7ea1a7e38e3a7f062df639a5b80947f075ffe6",
@@ -211,5 +216,5 @@ def test_gpt2_agrees_with_tiktoken(text: str) -> None:
     ranks = load.data_gym_to_mergeable_bpe_ranks(str(GPT2 / "vocab.bpe"), str(GPT2 / "encoder.json"))
     pattern = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"
     theirs = tiktoken.Encoding("gpt2", pat_str=pattern, mergeable_ranks=ranks, special_tokens={END_OF_TEXT: 50256})
-    (ours,) = DocumentEncoder(load_tokenizer("gpt2", cache=GPT2)).encode([text])
+    (ours,) = DocumentEncoder(load_tokenizer(GPT2)).encode([text])
     np.testing.assert_array_equal(ours[:-1], theirs.encode_ordinary(text))

@@ -1,27 +1,20 @@
-"""Text for language models: sources, tokenizers, packed token shards, streams."""
+"""Text for language models: corpora, tokenizers, packed and streamed tokens."""
 
+from ematrace.text.corpora import open_source
 from ematrace.text.documents import Document, Source
-from ematrace.text.order import sequences_at, window_order
-from ematrace.text.packed import PackedDocument, PackedTokens
-from ematrace.text.packing import cache_folder, pack
-from ematrace.text.sources import open_source
-from ematrace.text.streamed import StreamedTokens, starts_after, stateful_loader
-from ematrace.text.tokenizers import load_tokenizer, tokenizer_fingerprint, train_bpe
+from ematrace.text.packed import PackedTokens
+from ematrace.text.packing import pack
+from ematrace.text.streamed import StreamedTokens
+from ematrace.text.tokenizers import DocumentEncoder, load_tokenizer, train_bpe
 
 __all__ = [
     "Document",
-    "PackedDocument",
+    "DocumentEncoder",
     "PackedTokens",
     "Source",
     "StreamedTokens",
-    "cache_folder",
     "load_tokenizer",
     "open_source",
     "pack",
-    "sequences_at",
-    "starts_after",
-    "stateful_loader",
-    "tokenizer_fingerprint",
     "train_bpe",
-    "window_order",
 ]

@@ -1,4 +1,4 @@
-"""What a source of text is: documents in a fixed order, and a position in them that can be found again."""
+"""Documents, and sources of them: a fixed order, and a position that can be saved and restored."""
 
 from __future__ import annotations
 
@@ -10,6 +10,11 @@ from dataclasses import dataclass
 from typing import Any
 
 SPLITS = ("train", "validation", "all")
+
+
+def check_split(split: str) -> None:
+    if split not in SPLITS:
+        raise ValueError(f"split is {split!r}, must be one of {', '.join(SPLITS)}")
 
 
 def in_split(id: str, split: str, validation_share: float) -> bool:
@@ -29,7 +34,7 @@ class Document:
 
 
 class DocumentCursor(ABC):
-    """A running read through a source whose position can be saved and found again."""
+    """An iteration over a source whose position can be saved and restored."""
 
     @abstractmethod
     def __iter__(self) -> Iterator[Document]: ...
@@ -43,25 +48,26 @@ class DocumentCursor(ABC):
 
 
 class Source(ABC):
-    """Documents in a fixed order; can be read any number of times."""
+    """Documents in a fixed order; can be iterated any number of times."""
 
     spec: str
     validation_share: float = 0.01
-    """Share of the documents that is held out when nothing else is asked for."""
+    """Share of the documents in the validation split."""
 
     @abstractmethod
     def __iter__(self) -> Iterator[Document]: ...
 
     def part(self, split: str) -> Iterator[Document]:
         """The documents of one split: "train", "validation" or "all"."""
+        check_split(split)
         return (d for d in self if in_split(d.id, split, self.validation_share))
 
     @abstractmethod
     def identity(self) -> dict[str, Any]:
-        """What decides the text, JSON-serialisable: equal identity, equal documents."""
+        """What determines the text, JSON-serialisable: equal identity, equal documents."""
 
     def text_fingerprint(self) -> str:
-        """Equal for equal files, however they were named: a glob, a folder, a relative path."""
+        """Equal for the same files, whether given as a glob, a folder or a relative path."""
         identity = self.identity()
         return hashlib.sha256(json.dumps(identity.get("files") or identity, sort_keys=True).encode()).hexdigest()
 
@@ -70,7 +76,7 @@ class Source(ABC):
 
 
 class CountingCursor(DocumentCursor):
-    """Finds a position again by reading and dropping the documents before it."""
+    """Restores a position by reading and dropping the documents before it."""
 
     def __init__(self, source: Source) -> None:
         self.source = source

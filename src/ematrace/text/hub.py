@@ -1,4 +1,4 @@
-"""Datasets of the Hugging Face hub, streamed: nothing is downloaded beyond what is read."""
+"""Datasets of the Hugging Face hub, streamed: only what is read is downloaded."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _REACH_SECONDS = 5.0
 
 
 def hub_is_reachable() -> bool:
-    """Asked first, because the hub's own client retries for minutes before it says that there is no network."""
+    """Checked first: the hub's own client retries for minutes before it reports that there is no network."""
     if os.environ.get("HF_HUB_OFFLINE", "").upper() in {"1", "ON", "YES", "TRUE"}:
         return False
-    if urllib.request.getproxies():  # then only the proxy can tell
+    if urllib.request.getproxies():  # a direct connection would tell nothing
         return True
     address = urlsplit(os.environ.get("HF_ENDPOINT") or "https://huggingface.co")
     port = address.port or (80 if address.scheme == "http" else 443)
@@ -36,7 +36,7 @@ def hub_is_reachable() -> bool:
 
 
 class HubSource(Source):
-    """`hf:NAME[/CONFIG][@SPLIT]`, or local files through the same machinery: `hf:parquet:GLOB`."""
+    """`hf:NAME[/CONFIG][@SPLIT]`, or local files read with `datasets`: `hf:parquet:GLOB`."""
 
     def __init__(self, spec: str) -> None:
         self.spec = spec
@@ -82,7 +82,7 @@ class HubSource(Source):
 
 
 class HubCursor(DocumentCursor):
-    """Resumes by the dataset's own position, so that what was read before is not read again."""
+    """Resumes with the dataset's own state, without reading the documents before it."""
 
     def __init__(self, source: HubSource) -> None:
         self.source = source

@@ -1,4 +1,4 @@
-"""In which order windows are seen: a pure function of the seed, so a position in training is one number."""
+"""The order of training windows: a pure function of the seed, so that a position in training is one number."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from functools import lru_cache
 import numpy as np
 
 
-@lru_cache(maxsize=2)  # a step may lie on the border of two epochs
+@lru_cache(maxsize=2)  # a step may span two epochs
 def window_order(n_windows: int, seed: int, epoch: int) -> np.ndarray:
     """Permutation of 0 … n_windows-1 for one pass over the corpus; read-only."""
     if n_windows < 1:

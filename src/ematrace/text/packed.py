@@ -1,14 +1,15 @@
-"""Reading packed tokens: memory-mapped shards, checked against their index when opened."""
+"""Reading packed tokens: memory-mapped shards, verified against their index when opened."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+from ematrace.text.tokenizers import tokenizer_fingerprint
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -27,21 +28,14 @@ _FIELDS: dict[str, type] = {
     "n_documents": int,
     "shards": list,
     "offsets": dict,
-    "documents": dict,
 }
 _CHUNK = 2**22
 
 
-class PackedDocument(NamedTuple):
-    id: str
-    domain: str
-    ids: np.ndarray  # int64, the last one end-of-text
-
-
 class PackedTokens:
-    """A corpus as one long row of tokens, documents end to end, each closed by end-of-text.
+    """A corpus as one array of tokens; every document ends with end-of-text.
 
-    Window i of a length L holds tokens i·L … i·L + L: L inputs, and one more so that every input has a target.
+    Window i of length L holds tokens i·L … i·L + L: L inputs, and one more so that every input has a target.
     """
 
     def __init__(self, folder: Path, index: dict[str, Any]) -> None:
@@ -58,22 +52,16 @@ class PackedTokens:
         self._offsets = np.memmap(folder / index["offsets"]["file"], dtype="<i8", mode="r")
 
     @classmethod
-    def open(
-        cls, folder: str | Path, tokenizer: PreTrainedTokenizerFast | None = None, verify: bool = True
-    ) -> PackedTokens:
-        """Refuses a pack that is damaged, or that another tokenizer made. `verify=False` checks sizes only."""
+    def open(cls, folder: str | Path, tokenizer: PreTrainedTokenizerFast) -> PackedTokens:
+        """ValueError if a file is damaged or another tokenizer was used."""
         folder = Path(folder)
         index = read_index(folder)
-        _check_files(folder, index, verify)
-        if tokenizer is not None:
-            _check_tokenizer(folder, index, tokenizer)
+        _check_files(folder, index)
+        _check_tokenizer(folder, index, tokenizer)
         return cls(folder, index)
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return PackedTokens.open, (self.folder, None, False)  # a worker process maps the files itself
-
     def tokens(self, start: int, stop: int) -> np.ndarray:
-        """Tokens start … stop-1 of the corpus, int64, whichever shards they lie in."""
+        """Tokens start … stop-1 of the corpus, int64, across shards."""
         if not 0 <= start <= stop <= self.n_tokens:
             raise IndexError(f"{self.folder}: tokens {start} to {stop} of {self.n_tokens}")
         result = np.empty(stop - start, dtype=np.int64)
@@ -108,12 +96,6 @@ class PackedTokens:
         first, last = np.searchsorted(starts, [i * length, (i + 1) * length])
         return np.asarray(starts[first:last]) - i * length
 
-    def documents(self) -> Iterator[PackedDocument]:
-        with (self.folder / self.index["documents"]["file"]).open("rb") as file:
-            for line, start, stop in zip(file, self._offsets[:-1], self._offsets[1:], strict=True):
-                row = json.loads(line)
-                yield PackedDocument(row["id"], row["domain"], self.tokens(int(start), int(stop)))
-
     def counts(self) -> np.ndarray:
         """How often each token occurs, int64 [vocab_size]."""
         counts = np.zeros(self.vocab_size, dtype=np.int64)
@@ -145,7 +127,7 @@ def read_index(folder: Path) -> dict[str, Any]:
         raise ValueError(f"{path}: dtype: {index['dtype']!r} is neither <u2 nor <u4")
     for entry in _files(index):
         if not isinstance(entry, dict) or not all(isinstance(entry.get(key), str) for key in ("file", "sha256")):
-            raise ValueError(f"{path}: shards, offsets, documents: each needs a file and a sha256")
+            raise ValueError(f"{path}: shards, offsets: each needs a file and a sha256")
         if not isinstance(entry.get("bytes"), int) or not _inside(entry["file"]):
             raise ValueError(f"{path}: {entry['file']}: without a size, or outside the folder")
     width = np.dtype(index["dtype"]).itemsize
@@ -157,7 +139,7 @@ def read_index(folder: Path) -> dict[str, Any]:
 
 
 def _files(index: dict[str, Any]) -> list[Any]:
-    return [*index["shards"], index["offsets"], index["documents"]]
+    return [*index["shards"], index["offsets"]]
 
 
 def _inside(name: str) -> bool:
@@ -165,7 +147,7 @@ def _inside(name: str) -> bool:
     return not path.is_absolute() and ".." not in path.parts
 
 
-def _check_files(folder: Path, index: dict[str, Any], verify: bool) -> None:
+def _check_files(folder: Path, index: dict[str, Any]) -> None:
     again = "delete the folder to pack it again"
     for entry in _files(index):
         path = folder / entry["file"]
@@ -173,15 +155,12 @@ def _check_files(folder: Path, index: dict[str, Any], verify: bool) -> None:
             raise FileNotFoundError(f"{path}: missing; {again}")
         if (size := path.stat().st_size) != entry["bytes"]:
             raise ValueError(f"{path}: {size} bytes instead of {entry['bytes']}; {again}")
-        if verify:
-            with path.open("rb") as file:
-                if hashlib.file_digest(file, "sha256").hexdigest() != entry["sha256"]:
-                    raise ValueError(f"{path}: checksum is not the one in {INDEX}; {again}")
+        with path.open("rb") as file:
+            if hashlib.file_digest(file, "sha256").hexdigest() != entry["sha256"]:
+                raise ValueError(f"{path}: checksum differs from {INDEX}; {again}")
 
 
 def _check_tokenizer(folder: Path, index: dict[str, Any], tokenizer: PreTrainedTokenizerFast) -> None:
-    from ematrace.text.tokenizers import tokenizer_fingerprint
-
     if len(tokenizer) != index["vocab_size"]:
         raise ValueError(
             f"{folder}: packed with a vocabulary of {index['vocab_size']}, but the tokenizer has {len(tokenizer)}"

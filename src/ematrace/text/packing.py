@@ -1,4 +1,4 @@
-"""Writing packed tokens: once per source and tokenizer, whole or not at all."""
+"""Writing packed tokens: once per source and tokenizer, atomically."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import json
 import os
 import shutil
 import uuid
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
@@ -15,9 +15,9 @@ from typing import IO, TYPE_CHECKING, Any
 import numpy as np
 
 from ematrace.files import write_atomically
-from ematrace.text.documents import SPLITS, Document, Source, in_split
+from ematrace.text.corpora import open_source
+from ematrace.text.documents import Document, Source, check_split
 from ematrace.text.packed import INDEX, SCHEMA, PackedTokens, read_index
-from ematrace.text.sources import open_source
 from ematrace.text.tokenizers import DocumentEncoder
 
 if TYPE_CHECKING:
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 SHARD_TOKENS = 2**26
 _BATCH_DOCUMENTS = 1024
 _BATCH_CHARACTERS = 2**22
-Progress = Callable[[int, int], None]  # documents and tokens packed so far
 
 
 def cache_folder() -> Path:
@@ -34,37 +33,23 @@ def cache_folder() -> Path:
     return Path(os.environ.get("EMATRACE_CACHE") or "~/.cache/ematrace").expanduser()
 
 
-def check_split(split: str, validation_share: float) -> None:
-    if split not in SPLITS:
-        raise ValueError(f"split is {split!r}, must be one of {', '.join(SPLITS)}")
-    if not 0 <= validation_share <= 1:
-        raise ValueError(f"validation_share is {validation_share}, must be between 0 and 1")
-
-
 def pack(
     source: Source | str,
     tokenizer: PreTrainedTokenizerFast,
     folder: str | Path | None = None,
     split: str = "all",
-    *,
-    shard_tokens: int = SHARD_TOKENS,
-    validation_share: float | None = None,
-    progress: Progress | None = None,
 ) -> PackedTokens:
-    """Tokens of `source` in `folder` (by default one in the cache); a pack of the same text and tokenizer is reused.
+    """Tokens of `source` in `folder` (default: in the cache); a pack of the same text and tokenizer is reused.
 
-    The old pack, if there is one, stays as it is until the new one is complete: the files of a pack lie in a folder of
-    their own, and replacing `index.json`, which names that folder, is the last step.
+    An older pack in `folder` stays as it is until the new one is complete: the token files lie in a folder of their
+    own, and replacing `index.json`, which names that folder, is the last step.
     """
     from filelock import FileLock
 
     source = open_source(source)
-    validation_share = source.validation_share if validation_share is None else validation_share
-    check_split(split, validation_share)
-    if shard_tokens < 1:
-        raise ValueError(f"shard_tokens is {shard_tokens}, must be positive")
+    check_split(split)
     encoder = DocumentEncoder(tokenizer)
-    share = None if split == "all" else validation_share
+    share = None if split == "all" else source.validation_share
     made_of = {"schema": SCHEMA, "source": source.identity(), "tokenizer": encoder.fingerprint}
     key = hashlib.sha256(json.dumps([made_of, split, share], sort_keys=True).encode()).hexdigest()
     folder = cache_folder() / "packs" / key[:32] if folder is None else Path(folder)
@@ -75,16 +60,15 @@ def pack(
     data = folder / f"data-{uuid.uuid4().hex}"
     try:
         with FileLock(folder / ".lock"):  # of several processes that want the same pack, one writes it
-            if not _holds(folder, key):
-                documents = (d for d in source if in_split(d.id, split, validation_share))
+            if not _has_pack(folder, key):
                 about = {"schema": SCHEMA, "key": key, "source": source.spec, "split": split, "validation_share": share}
-                index = about | _write_data(data, documents, encoder, shard_tokens, progress)
-                _check_not_empty(index, source, validation_share)
+                index = about | _write_data(data, source.part(split), encoder)
+                _check_not_empty(index, source)
                 write_atomically(folder / INDEX, (json.dumps(index, indent=1) + "\n").encode())
                 _remove_other_data(folder, data)
     except BaseException as error:
         shutil.rmtree(data, ignore_errors=True)
-        if is_new and {child.name for child in folder.iterdir()} <= {".lock"}:  # nobody else has begun here
+        if is_new and {child.name for child in folder.iterdir()} <= {".lock"}:  # no other process is writing here
             shutil.rmtree(folder, ignore_errors=True)
         if isinstance(error, OSError) and error.errno is not None and error.filename is None:
             raise OSError(error.errno, f"cannot write: {error.strerror}", str(folder)) from error
@@ -93,7 +77,7 @@ def pack(
 
 
 def _refuse_foreign(folder: Path) -> None:
-    """Only an empty folder or one with a pack is written into."""
+    """ValueError unless the folder is new, empty or has a pack."""
     if folder.exists() and not folder.is_dir():
         raise NotADirectoryError(f"{folder}: is a file; packing needs a folder")
     if folder.is_dir() and not (folder / INDEX).is_file():
@@ -102,7 +86,7 @@ def _refuse_foreign(folder: Path) -> None:
             raise ValueError(f"{folder}: holds {others[0]} and no packed tokens; give an empty or a new folder")
 
 
-def _holds(folder: Path, key: str) -> bool:
+def _has_pack(folder: Path, key: str) -> bool:
     try:
         return bool(read_index(folder)["key"] == key)
     except FileNotFoundError:
@@ -110,46 +94,39 @@ def _holds(folder: Path, key: str) -> bool:
 
 
 def _remove_other_data(folder: Path, data: Path) -> None:
-    """The pack that was replaced, and what a killed process left behind."""
+    """Delete the pack that was replaced, and files of killed processes."""
     for child in folder.glob("data-*"):
         if child != data:
             shutil.rmtree(child, ignore_errors=True)
 
 
-def _check_not_empty(index: dict[str, Any], source: Source, validation_share: float) -> None:
+def _check_not_empty(index: dict[str, Any], source: Source) -> None:
     if index["n_documents"]:
         return
     if next(iter(source), None) is None:
         raise ValueError(f"{source.spec}: empty corpus, no document has any text")
     raise ValueError(
-        f"{source.spec}: no document falls into the {index['split']} split (validation share {validation_share}); "
-        "with so few documents, give validation text of its own (--validation)"
+        f"{source.spec}: no document falls into the {index['split']} split (validation share "
+        f"{source.validation_share}); with so few documents, give separate validation text (--validation)"
     )
 
 
-def _write_data(
-    data: Path, documents: Iterable[Document], encoder: DocumentEncoder, shard_tokens: int, progress: Progress | None
-) -> dict[str, Any]:
-    """Writes everything but the index, and returns what the index has to say about it."""
+def _write_data(data: Path, documents: Iterable[Document], encoder: DocumentEncoder) -> dict[str, Any]:
+    """Write the tokens and the offsets of documents; returns their entries for the index."""
     data.mkdir()
     dtype = "<u2" if encoder.vocab_size <= 2**16 else "<u4"
     n_documents = 0
     with ExitStack() as stack:
-        shards = stack.enter_context(closing(_ShardWriter(data, dtype, shard_tokens)))
+        shards = stack.enter_context(closing(_ShardWriter(data, dtype, SHARD_TOKENS)))
         offsets = stack.enter_context(closing(_HashedFile(data / "offsets.bin")))
-        about = stack.enter_context(closing(_HashedFile(data / "documents.jsonl")))
         offsets.write(np.zeros(1, dtype="<i8").tobytes())
         for batch in batches(documents):
             encoded = encoder.encode([document.text for document in batch])
             ends = shards.n_tokens + np.cumsum([len(ids) for ids in encoded])
             shards.write(np.concatenate(encoded))
             offsets.write(ends.astype("<i8").tobytes())
-            rows = [json.dumps({"id": d.id, "domain": d.domain}) for d in batch]
-            about.write("".join(row + "\n" for row in rows).encode())
             n_documents += len(batch)
-            if progress is not None:
-                progress(n_documents, shards.n_tokens)
-        files = {"shards": shards.finish(), "offsets": offsets.finish(), "documents": about.finish()}
+        files = {"shards": shards.finish(), "offsets": offsets.finish()}
     return {
         "tokenizer": encoder.fingerprint,
         "vocab_size": encoder.vocab_size,
@@ -176,7 +153,7 @@ def batches(documents: Iterable[Document]) -> Iterator[list[Document]]:
 
 
 class _HashedFile:
-    """A file whose checksum is taken while it is written."""
+    """A file that is hashed as it is written."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

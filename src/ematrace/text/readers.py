@@ -1,4 +1,4 @@
-"""One file to documents: plain text, JSON lines, treebanks; compressed or not. Every complaint names file and place."""
+"""Documents of one file: plain text, JSON lines, treebanks; compressed or not. Errors name the file and the line."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ def is_supported(path: Path) -> bool:
 
 
 def read_documents(path: Path, name: str, alone: bool) -> Iterator[Document]:
-    """Documents of one file called `name` in their ids; `alone` when no other file belongs to the corpus.
+    """Documents of one file, whose ids start with `name`; `alone` if it is the only file of the corpus.
 
-    Domain: what the row says (JSON lines), else the file's stem; plain text that has company takes its folder's name,
-    since a domain for each document says nothing.
+    Domain: the row's field (JSON lines), else the file's stem; for plain text in several files the folder's name,
+    since there one file is one document.
     """
     stem, kind = _kind(path)
-    with _complaints(path), _open(path) as file:
+    with _errors_naming(path), _open(path) as file:
         if kind == ".jsonl":
             yield from _json_lines(path, file, name, stem)
         elif kind == ".conllu":
@@ -69,8 +69,8 @@ def _open(path: Path) -> Iterator[IO[bytes]]:
 
 
 @contextmanager
-def _complaints(path: Path) -> Iterator[None]:
-    """The decompressors' own errors do not say which file they are about."""
+def _errors_naming(path: Path) -> Iterator[None]:
+    """The decompressors' own errors do not name the file."""
     try:
         yield
     except EOFError:
@@ -161,14 +161,14 @@ def _treebank(path: Path, file: IO[bytes], name: str, stem: str) -> Iterator[Doc
 
 
 def _surface(sentence: Any) -> str:
-    """The text that the rows spell, for treebanks of the first version, which have no `# text` comments."""
+    """The text as spelled by the rows, for treebanks without `# text` comments (CoNLL-U 1)."""
     text, covered = "", 0
     for token in sentence:
         if isinstance(token["id"], tuple):
             _, kind, last = token["id"]
-            if kind == ".":  # an ellipsis that analysis put in
+            if kind == ".":  # an empty node
                 continue
-            covered = last  # 1-2 don't: its parts do and n't come next
+            covered = last  # 1-2 don't: do and n't follow as 1 and 2
         elif token["id"] <= covered:
             continue
         text += token["form"]
@@ -178,7 +178,7 @@ def _surface(sentence: Any) -> str:
 
 
 def _blocks(path: Path, file: IO[bytes]) -> Iterator[tuple[int, str]]:
-    """Sentences of a treebank, each with the line on which it begins."""
+    """Sentences of a treebank, each with the number of its first line."""
     block: list[str] = []
     first = 1
     for number, line in _lines(path, file):

@@ -1,4 +1,4 @@
-"""Windows cut from a running stream of documents, for corpora larger than the disk; resumes exactly."""
+"""Training windows from a stream of documents, for corpora larger than the disk; resumes exactly."""
 
 from __future__ import annotations
 
@@ -7,27 +7,25 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from torch.utils.data import IterableDataset, get_worker_info
 
-from ematrace.text.documents import Document, DocumentCursor, Source, in_split
-from ematrace.text.packing import check_split
-from ematrace.text.sources import open_source
+from ematrace.text.corpora import open_source
+from ematrace.text.documents import Document, DocumentCursor, Source, check_split, in_split
 from ematrace.text.tokenizers import DocumentEncoder
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
-# Small, because a resumed stream encodes up to one group again.
+# Small, since a resumed stream encodes up to one group again.
 _GROUP_DOCUMENTS = 64
 _GROUP_CHARACTERS = 2**19
 State = dict[str, Any]
 
 
-class StreamedTokens(IterableDataset):  # type: ignore[type-arg]
-    """The windows that `PackedTokens` would give in order, without packing first.
+class StreamedTokens:
+    """The windows of `PackedTokens`, in order, without packing first.
 
-    A position is the place of the next window's first token: the source's position before that token's document, and
-    how many tokens of the document come before it. `state_dict` is plain JSON.
+    A position is that of the next window's first token: the source's position before that token's document, and how
+    many tokens of the document precede it. `state_dict` is plain JSON.
     """
 
     def __init__(
@@ -36,33 +34,28 @@ class StreamedTokens(IterableDataset):  # type: ignore[type-arg]
         tokenizer: PreTrainedTokenizerFast,
         length: int,
         split: str = "all",
-        validation_share: float | None = None,
     ) -> None:
         if length < 1:
             raise ValueError(f"sequence length is {length}, must be positive")
         self.source = open_source(source)
-        self.validation_share = self.source.validation_share if validation_share is None else validation_share
-        check_split(split, self.validation_share)
+        check_split(split)
         self.tokenizer = tokenizer
         self.length = length
         self.split = split
-        self._position: State | None = None  # of the next window; None: at the beginning
+        self._position: State | None = None  # of the next window; None at the beginning
         self._resumes = False
 
     def state_dict(self) -> State:
         return {"source": self.source.spec, "length": self.length, "split": self.split, "position": self._position}
 
     def load_state_dict(self, state: State) -> None:
-        """The next iteration goes on from there; later ones begin at the beginning."""
+        """The next iteration continues from there; later ones start at the beginning."""
         for field, ours in (("source", self.source.spec), ("length", self.length), ("split", self.split)):
             if state[field] != ours:
                 raise ValueError(f"state of the stream: {field}: {state[field]!r}, but this stream has {ours!r}")
         self._position, self._resumes = state["position"], True
 
     def __iter__(self) -> Iterator[np.ndarray]:
-        worker = get_worker_info()
-        if worker is not None and worker.num_workers > 1:
-            raise ValueError(f"num_workers is {worker.num_workers}: one stream can be read by one worker only")
         if not self._resumes:
             self._position = None
         self._resumes = False
@@ -104,7 +97,7 @@ class StreamedTokens(IterableDataset):  # type: ignore[type-arg]
         characters = 0
         before = cursor.state_dict()
         for document in cursor:
-            if in_split(document.id, self.split, self.validation_share):
+            if in_split(document.id, self.split, self.source.validation_share):
                 group.append((before, document))
                 characters += len(document.text)
             before = cursor.state_dict()
@@ -133,20 +126,8 @@ def _drop(parts: deque[tuple[State, int, np.ndarray]], n: int) -> None:
 
 
 def starts_after(window: np.ndarray, eos_id: int) -> np.ndarray:
-    """Positions of a window's inputs that follow an end-of-text in the same window: there a document begins.
+    """Positions of a window's inputs that begin a document: those after an end-of-text in the same window.
 
-    Whether the very first input begins one is not in the window; state is reset or carried there as for any window.
+    Whether the first input begins one cannot be told from the window.
     """
     return np.flatnonzero(window[:-2] == eos_id) + 1
-
-
-def stateful_loader(streamed: StreamedTokens, batch_size: int, *, prefetch: bool = True, drop_last: bool = True) -> Any:
-    """torchdata's StatefulDataLoader over the stream: int64 tensors [batch_size, length+1], read ahead in one process.
-
-    Its own state_dict()/load_state_dict() give exact resume, whatever has been read ahead.
-    """
-    try:
-        from torchdata.stateful_dataloader import StatefulDataLoader
-    except ImportError:
-        raise ValueError("reading ahead needs torchdata (pip install torchdata)") from None
-    return StatefulDataLoader(streamed, batch_size=batch_size, num_workers=int(prefetch), drop_last=drop_last)

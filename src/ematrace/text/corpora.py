@@ -1,4 +1,4 @@
-"""Where text comes from: what CPython carries, files on disk, the Hugging Face hub."""
+"""Corpora: `builtin` (text that CPython ships), files on disk, the Hugging Face hub."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ BUILTIN_BYTES = 8_000_000
 
 
 class BuiltinSource(Source):
-    """Prose and code that every CPython carries: the topics of `pydoc` and the standard library's own modules.
+    """Prose and code that CPython ships: the topics of `pydoc` and the modules of the standard library.
 
     Documents come in the order of a hash of their id, so that any prefix is a fair sample of the whole.
     """
@@ -27,7 +27,7 @@ class BuiltinSource(Source):
     spec = "builtin"
     validation_share = 0.05  # few documents: 1% of them would be seven
     _FOREIGN = frozenset({"site-packages", "dist-packages", "__pycache__", "test", "tests", "idle_test"})
-    # Character tables; the topics a second time, as one file.
+    # Character tables, and the topics again as one file.
     _NOT_CODE = frozenset({"encodings", "pydoc_data"})
 
     def __init__(self, max_bytes: int = BUILTIN_BYTES) -> None:
@@ -64,7 +64,7 @@ class BuiltinSource(Source):
     def _topics() -> dict[str, str]:
         try:
             topics: dict[str, str] = importlib.import_module("pydoc_data.topics").topics
-        except ImportError:  # some Linux distributions leave it out of their minimal Python
+        except ImportError:  # not in the minimal Python of some Linux distributions
             return {}
         return topics
 
@@ -101,7 +101,7 @@ class FileSource(Source):
         return {"spec": self.spec, "files": files}
 
 
-def open_source(spec: str | Source, builtin_bytes: int | None = None) -> Source:
+def open_source(spec: str | Source) -> Source:
     """`builtin`, a path, folder or glob, or `hf:NAME[/CONFIG][@SPLIT]`.
 
     `hf:json:GLOB`, `hf:parquet:GLOB` (also csv, text, arrow) stream local files with `datasets`.
@@ -111,7 +111,7 @@ def open_source(spec: str | Source, builtin_bytes: int | None = None) -> Source:
     if not spec:
         raise ValueError("source: empty; give builtin, a path, a glob or hf:NAME")
     if spec == "builtin":
-        return BuiltinSource(BUILTIN_BYTES if builtin_bytes is None else builtin_bytes)
+        return BuiltinSource()
     if spec.startswith("hf:"):
         return HubSource(spec)
     return FileSource(spec)
@@ -122,19 +122,19 @@ def _matching_files(spec: str) -> tuple[Path, list[Path]]:
     path = Path(spec).expanduser()
     if path.is_file():
         if not is_supported(path):
-            raise ValueError(f"{spec}: not a kind of text this reads ({SUPPORTED})")
+            raise ValueError(f"{spec}: file type not supported ({SUPPORTED})")
         return path.parent, [path]
     if path.is_dir():
         root, candidates = path, [child for child in path.iterdir() if not child.name.startswith(".")]
         hint = f"; for the folders inside it: {path}/**"
     else:
         root = _fixed_part(path)
-        # unlike pathlib's, this glob leaves hidden files out and takes absolute patterns
+        # unlike pathlib's, this glob skips hidden files and accepts absolute patterns
         candidates = [Path(name) for name in glob.glob(str(path), recursive=True)]  # noqa: PTH207
         hint = ""
     files = sorted({child for child in candidates if child.is_file() and is_supported(child)})
     if not files:
-        raise FileNotFoundError(f"{spec}: no file matches that this can read ({SUPPORTED}){hint}")
+        raise FileNotFoundError(f"{spec}: no file matches of a supported type ({SUPPORTED}){hint}")
     return root, files
 
 
