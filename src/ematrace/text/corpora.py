@@ -111,7 +111,7 @@ def open_source(spec: str | Source) -> Source:
     if not spec:
         raise ValueError("source: empty; give builtin, a path, a glob or hf:NAME")
     if spec == "builtin":
-        return BuiltinSource()
+        return BuiltinSource(BUILTIN_BYTES)
     if spec.startswith("hf:"):
         return HubSource(spec)
     return FileSource(spec)
