@@ -26,7 +26,7 @@ from train_support import digest, from_json
 # What a run imports on its way, once for all children.
 for name in (
     *("torch.distributed.fsdp", "torch.distributed.tensor", "transformers.models.gpt2.modeling_gpt2"),
-    *("ematrace.spen", "ematrace.baselines.language", "ematrace.ledger.results", "filelock"),
+    *("ematrace.spen", "ematrace.baselines.language", "ematrace.results", "filelock"),
 ):
     importlib.import_module(name)
 

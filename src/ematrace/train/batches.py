@@ -6,7 +6,9 @@ each process takes its share of them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Protocol
@@ -73,6 +75,33 @@ class Batches(Protocol):
         ...
 
     def restore(self, position: Mapping[str, Any]) -> None: ...
+
+
+@dataclass(frozen=True)
+class StepBatch:
+    """The micro-batches of one step, and where the data stands after it."""
+
+    micro_batches: Sequence[MicroBatch]
+    position: Mapping[str, Any]
+
+
+def read_ahead(batches: Batches, steps: range, share: range, depth: int = 2) -> Generator[StepBatch]:
+    """The batches of `steps`, `depth` of them assembled in a background thread before they are asked for."""
+
+    def assemble_step(step: int) -> StepBatch:
+        return StepBatch(list(batches.micro_batches(step, share)), batches.position())
+
+    thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="batches")  # one, so they come in order
+    waiting: deque[Future[StepBatch]] = deque()
+    try:
+        for step in steps:
+            waiting.append(thread.submit(assemble_step, step))
+            if len(waiting) > depth:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
+    finally:
+        thread.shutdown(cancel_futures=True)
 
 
 def assemble(windows: Sequence[Ids], starts: Sequence[Any] | None) -> MicroBatch:

@@ -62,6 +62,9 @@ class TrainConfig:
     """bfloat16 is autocast over float32 weights; None is bfloat16 on a GPU and float32 elsewhere."""
     compile: bool | None = None
     """torch.compile; None compiles on a GPU, unless state is reset at documents."""
+    cuda_graphs: bool | None = None
+    """Replay each step as one CUDA graph, for small models; None does so where it can: one process on a GPU, without
+    reset_at_documents."""
     device: str = "auto"
     """cpu, cuda or cuda:N; auto is a GPU where there is one."""
     parallel: Parallel = "ddp"

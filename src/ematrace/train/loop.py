@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import signal
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,7 @@ from ematrace.train.models import build_model
 from ematrace.train.optimiser import build_optimiser
 from ematrace.train.run import Run, Update
 from ematrace.train.signals import stop_on_signals
+from ematrace.train.step import Gradients
 from ematrace.train.summary import TrainSummary
 
 
@@ -145,6 +146,9 @@ def _set_up(
     if compiled is None:
         compiled = world.device.type == "cuda" and not config.reset_at_documents
     wrapped = distribute(loss, world, config.parallel, bfloat16=bfloat16, compiled=compiled)
+    gradients = Gradients(
+        wrapped, model, build_optimiser(model, config, world.device), config.clip, bfloat16=bfloat16, world=world
+    )
     run = Run(
         config=config,
         recipe=recipe,
@@ -152,13 +156,11 @@ def _set_up(
         world=world,
         model=model,
         loss=loss,
-        wrapped=wrapped,
-        optimiser=build_optimiser(model, config, world.device),
+        gradients=gradients,
         batches=data.batches,
         validation=data.validation,
         tokenizer=data.tokenizer,
         fingerprints=data.fingerprints,
-        bfloat16=bfloat16,
     )
     run.validation_windows()  # a validation text that is too short is found out now
     if start is not None:
@@ -201,35 +203,36 @@ def _loop(run: Run, speed: _Speed, display: Display) -> str | None:
             if config.tensorboard:
                 board = metrics.open_tensorboard(config.out / "tensorboard", after_step=run.step)
                 stack.callback(board.close)
+        engine = run.build_step(display.on_event)
         display.on_start(recipe.steps)
-        while run.step < recipe.steps:
-            update = run.update(stop_requested)
-            last = run.step == recipe.steps
-            line = _line(run, update, speed)
-            if last or run.step % recipe.validate_every == 0:
+        memory = metrics.PeakMemory(run.world.device)
+        for update in stack.enter_context(closing(run.updates(engine, stop_requested))):
+            last = update.step == recipe.steps
+            line = _line(run, update, speed, memory)
+            if run.validates_after(update.step):
                 line["validation_cross_entropy"] = run.validate()
             if lines is not None:
-                if last or update.stop or run.step % config.log_every == 0:
+                if last or update.stop or update.step % config.log_every == 0:
                     lines.write(line)
                     _plot(board, line)
                 display.on_step(line)
-            if last or update.stop or run.step % recipe.checkpoint_every == 0:
+            if update.stop or run.saves_after(update.step):
                 run.save()
             if update.stop and not last:
                 return signal.Signals(update.stop).name
     return None
 
 
-def _line(run: Run, update: Update, speed: _Speed) -> dict[str, Any]:
+def _line(run: Run, update: Update, speed: _Speed, memory: metrics.PeakMemory) -> dict[str, Any]:
     return {
-        "step": run.step,
-        "tokens": run.step * run.recipe.tokens_per_step,
+        "step": update.step,
+        "tokens": update.step * run.recipe.tokens_per_step,
         "loss": update.loss,
         "cross_entropy": update.cross_entropy,
         "lr": update.lr,
         "grad_norm": update.grad_norm,
         **speed.figures(run.recipe.tokens_per_step, update.seconds),
-        "memory_bytes": metrics.peak_memory_bytes(run.world.device),
+        "memory_bytes": memory.bytes(),
         "seconds": run.seconds,
     }
 

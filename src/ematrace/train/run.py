@@ -1,13 +1,14 @@
-"""A run in progress: one update, one validation, one checkpoint at a time."""
+"""A run in progress: updates, validations, checkpoints."""
 
 from __future__ import annotations
 
 import json
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field, replace
+from collections import deque
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import closing
+from dataclasses import dataclass, field
 from functools import cache
 from importlib import metadata
 from pathlib import Path
@@ -15,16 +16,16 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
 
 from ematrace.baselines.language import Unigram
 from ematrace.text import open_source
 from ematrace.train import checkpoints, state
-from ematrace.train.batches import Batches, Ids, MicroBatch, Windows, assemble
+from ematrace.train.batches import Batches, Ids, MicroBatch, StepBatch, Windows, assemble, read_ahead
 from ematrace.train.config import Recipe, TrainConfig
-from ematrace.train.distributed import World, accumulating
+from ematrace.train.distributed import World
 from ematrace.train.loss import LanguageModelLoss
 from ematrace.train.schedule import learning_rate
+from ematrace.train.step import Gradients, Step, StepResult, build_step, graph_obstacle
 
 TRAINING = "training.json"
 UNIGRAM = "unigram.safetensors"
@@ -36,20 +37,32 @@ def _versions() -> dict[str, str]:
 
 
 class NonFiniteLoss(ValueError):
-    """The loss or its gradient is not a number any more; the message names the step and the last good checkpoint."""
+    """A loss or the gradient norm is NaN or infinite; the message names the step and the last good checkpoint."""
 
 
 @dataclass(frozen=True)
 class Update:
     """One step of the optimiser, over all processes."""
 
+    step: int
     loss: float
     cross_entropy: float
     grad_norm: float
     lr: float
     stop: int
-    """Number of the signal that some process was sent, or 0."""
-    seconds: float = math.nan
+    """Number of the signal that some process received, or 0."""
+    seconds: float
+
+
+@dataclass(frozen=True)
+class _Launched:
+    """A step whose result has not been read."""
+
+    step: int
+    lr: float
+    batch: StepBatch
+    at: float
+    """By the clock of `time.perf_counter`."""
 
 
 @dataclass
@@ -62,20 +75,23 @@ class Run:
     world: World
     model: Any
     loss: LanguageModelLoss
-    wrapped: nn.Module
-    optimiser: torch.optim.Optimizer
+    gradients: Gradients
     batches: Batches
     validation: Windows
     tokenizer: Any
     fingerprints: Mapping[str, str]
-    bfloat16: bool
     step: int = 0
+    """Steps whose update is in the weights and whose result has been read."""
     elapsed_before: float = 0.0
     started: float = field(default_factory=time.perf_counter)
 
     def __post_init__(self) -> None:
         advice = "choose another micro_batch or number of processes"
         self.share = self.world.share(self.recipe.sequences // self.recipe.micro_batch, "micro-batches", advice)
+        self.data_position: Mapping[str, Any] = self.batches.position()
+        self.graph_obstacle = graph_obstacle(self.world, packed=self.config.reset_at_documents)
+        if self.config.cuda_graphs and self.graph_obstacle is not None:
+            raise ValueError(f"cuda_graphs: {self.graph_obstacle}")
 
     @property
     def checkpoint_folder(self) -> Path:
@@ -86,54 +102,57 @@ class Run:
         """Of all sessions together."""
         return self.elapsed_before + time.perf_counter() - self.started
 
-    def _autocast(self) -> AbstractContextManager[Any]:
-        return torch.autocast(self.world.device.type, torch.bfloat16) if self.bfloat16 else nullcontext()
+    def validates_after(self, step: int) -> bool:
+        return step == self.recipe.steps or step % self.recipe.validate_every == 0
 
-    def update(self, stop_requested: Callable[[], int] = lambda: 0) -> Update:
-        """Gradients of the mean over the global batch, clipped, and one step of AdamW; none if they are not finite."""
-        start = time.perf_counter()
-        n, recipe = self.step + 1, self.recipe
+    def saves_after(self, step: int) -> bool:
+        return step == self.recipe.steps or step % self.recipe.checkpoint_every == 0
+
+    def build_step(self, notify: Callable[[str], None]) -> Step:
+        """Once weights and optimiser are those to start from: a CUDA graph keeps their addresses."""
+        wanted = self.config.cuda_graphs
+        shape = (len(self.share), self.recipe.micro_batch, self.recipe.length + 1)
+        graphed = wanted is not False and self.graph_obstacle is None
+        return build_step(self.gradients, shape, graphed=graphed, required=wanted is True, notify=notify)
+
+    def updates(self, engine: Step, stop_requested: Callable[[], int] = lambda: 0) -> Generator[Update]:
+        """All updates that are left, in order.
+
+        Later steps may be queued on the device when an update is returned, but none past a step that is validated or
+        saved, and none once a stop was requested: the update that carries it is the last one in the weights.
+        """
+        launched, finished_at = self.step, -math.inf
+        queue: deque[_Launched] = deque()
+        with closing(read_ahead(self.batches, range(self.step, self.recipe.steps), self.share)) as batches:
+            while self.step < self.recipe.steps:
+                while not queue or (
+                    len(queue) <= engine.ahead
+                    and not self.validates_after(launched)
+                    and not self.saves_after(launched)
+                    and not stop_requested()
+                ):
+                    launched += 1
+                    queue.append(self._launch(engine, launched, batches))
+                oldest = queue.popleft()
+                result = engine.finish(0 if queue else stop_requested())
+                self._refuse_non_finite(result, oldest.step)
+                begun, finished_at = max(oldest.at, finished_at), time.perf_counter()
+                self.step, self.data_position = oldest.step, oldest.batch.position
+                yield _update(oldest, result, finished_at - begun)
+
+    def _launch(self, engine: Step, n: int, batches: Iterator[StepBatch]) -> _Launched:
+        at = time.perf_counter()  # a step that waits for its data takes longer
+        recipe, batch = self.recipe, next(batches)
         lr = learning_rate(n, steps=recipe.steps, lr=recipe.lr, final_lr=recipe.final_lr, warmup=recipe.warmup)
-        for group in self.optimiser.param_groups:
-            group["lr"] = lr
-        self.optimiser.zero_grad(set_to_none=True)
-        measured = []
-        for i, micro in enumerate(self.batches.micro_batches(self.step, self.share)):
-            micro = micro.to(self.world.device)
-            with accumulating(self.wrapped, last=i == len(self.share) - 1):
-                with self._autocast():
-                    loss, cross_entropy = self.wrapped(micro.ids, micro.cu_seqlens)
-                # The mean over this process's share; the wrapper takes the mean over processes.
-                (loss / len(self.share)).backward()
-            measured.append(torch.stack((loss.detach(), cross_entropy.detach())).double())
-        grad_norm = self._clip()
-        mine = [*torch.stack(measured).flatten().tolist(), float(grad_norm), float(stop_requested())]
-        everyone = self.world.gather(mine)
-        # Summed in the order of the micro-batches: the logged loss does not depend on who computed which.
-        losses, entropies = ([v for part in everyone for v in part[at:-2:2]] for at in (0, 1))
-        result = Update(
-            loss=math.fsum(losses) / len(losses),
-            cross_entropy=math.fsum(entropies) / len(entropies),
-            grad_norm=everyone[0][-2],
-            lr=lr,
-            stop=int(max(part[-1] for part in everyone)),
-        )
-        self._refuse_non_finite(result, n)
-        self.optimiser.step()
-        self.step = n
-        return replace(result, seconds=time.perf_counter() - start)
+        engine.launch(batch.micro_batches, lr)
+        return _Launched(n, lr, batch, at)
 
-    def _clip(self) -> Tensor:
-        norm: Tensor = nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip)
-        whole: Any = getattr(norm, "full_tensor", None)
-        return norm if whole is None else whole()
-
-    def _refuse_non_finite(self, result: Update, n: int) -> None:
-        for name, value in (("loss", result.loss), ("gradient norm", result.grad_norm)):
-            if not math.isfinite(value):
-                kept = checkpoints.list_checkpoints(self.checkpoint_folder)
-                last = f"the last checkpoint is {kept[-1]}" if kept else "there is no checkpoint yet"
-                raise NonFiniteLoss(f"step {n}: the {name} is {value}; stopped before the update, {last}")
+    def _refuse_non_finite(self, result: StepResult, n: int) -> None:
+        found = result.not_finite()
+        if found is not None:
+            kept = checkpoints.list_checkpoints(self.checkpoint_folder)
+            last = f"the last checkpoint is {kept[-1]}" if kept else "there is no checkpoint yet"
+            raise NonFiniteLoss(f"step {n}: the {found[0]} is {found[1]}; stopped before the update, {last}")
 
     def validation_windows(self) -> list[int]:
         """Evenly spaced over the validation text, the same ones every time."""
@@ -160,7 +179,7 @@ class Run:
         rounds = -(-len(batches) // self.world.size)
         mine: list[float] = []
         self.loss.eval()
-        with torch.no_grad(), self._autocast():
+        with torch.no_grad(), self.gradients.autocast():
             for i in range(self.world.rank * rounds, (self.world.rank + 1) * rounds):
                 # Sharded weights are gathered together: a process that has nothing left repeats a batch.
                 micro = batches[min(i, len(batches) - 1)].to(self.world.device)
@@ -174,7 +193,7 @@ class Run:
         """A checkpoint of this step; the older ones go only once it stands."""
         folder = self.checkpoint_folder / checkpoints.checkpoint_name(self.step)
         weights = state.model_tensors(self.model)
-        averages = state.optimiser_tensors(self.model, self.optimiser)
+        averages = state.optimiser_tensors(self.model, self.gradients.optimiser)
         if self.world.first:
 
             def fill(part: Path) -> None:
@@ -192,7 +211,7 @@ class Run:
         return {
             "step": self.step,
             "tokens": self.step * self.recipe.tokens_per_step,
-            "data_position": self.batches.position(),
+            "data_position": dict(self.data_position),
             "data_fingerprints": dict(self.fingerprints),
             "config": dict(self.record),
             "elapsed_seconds": self.seconds,
@@ -204,8 +223,9 @@ class Run:
         """Everything but the weights, which were read before they were sharded."""
         if dict(self.fingerprints) != saved["data_fingerprints"]:
             raise ValueError(f"{folder}: field 'data_fingerprints': the run was on other text than `data` is now")
-        state.read_optimiser(self.model, self.optimiser, folder)
+        state.read_optimiser(self.model, self.gradients.optimiser, folder)
         self.batches.restore(saved["data_position"])
+        self.data_position = saved["data_position"]
         state.restore_random_state(saved["random"], self.world.device)
         self.step = int(saved["step"])
         self.elapsed_before = float(saved["elapsed_seconds"])
@@ -230,3 +250,15 @@ class Run:
             checkpoints.write_folder(target, fill)
         self.world.wait()
         return target
+
+
+def _update(launched: _Launched, result: StepResult, seconds: float) -> Update:
+    return Update(
+        step=launched.step,
+        loss=math.fsum(result.losses) / len(result.losses),
+        cross_entropy=math.fsum(result.cross_entropies) / len(result.cross_entropies),
+        grad_norm=result.grad_norm,
+        lr=launched.lr,
+        stop=result.stop,
+        seconds=seconds,
+    )

@@ -92,6 +92,9 @@ def simple_baselines(train: Windows | None, targets: Ids, vocab_size: int) -> di
 
 
 def provenance(seconds: float) -> dict[str, Any]:
-    from ematrace.ledger.results import collect_provenance
+    import msgspec
 
-    return asdict(collect_provenance(seconds))
+    from ematrace.results import collect_provenance
+
+    record: dict[str, Any] = msgspec.to_builtins(collect_provenance(seconds))
+    return record
