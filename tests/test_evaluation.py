@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import math
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,10 +13,9 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from ematrace.baselines.language import Unigram
-from ematrace.evaluation import Score, evaluate, model_folder, score_rows
+from ematrace.evaluation import Score, as_json, evaluate, model_folder, score_rows
 from ematrace.spen import SpenConfig, SpenForCausalLM
-from ematrace.text import Document, train_bpe
-from ematrace.text.tokenizers import DocumentEncoder
+from ematrace.text import Document, DocumentEncoder, train_bpe
 
 WORDS = [
     "the",
@@ -62,12 +63,12 @@ def spen(tokenizer: Any) -> SpenForCausalLM:
 
 def nats_by_hand(model: Any, ids: np.ndarray, eos: int) -> np.ndarray:
     """Token t from end-of-text and the tokens before it, each by a forward pass of its own."""
-    told = []
+    nats = []
     with torch.no_grad():
         for t in range(len(ids)):
             context = torch.tensor([[eos, *ids[:t]]])
-            told.append(-float(model(context).logits[0, -1].log_softmax(-1)[ids[t]]))
-    return np.array(told)
+            nats.append(-float(model(context).logits[0, -1].log_softmax(-1)[ids[t]]))
+    return np.array(nats)
 
 
 def test_every_token_of_every_document_is_scored_once(
@@ -128,12 +129,12 @@ def test_a_model_in_training_mode_is_evaluated_without_dropout(tokenizer: Any, d
     assert first == second == pytest.approx(expected, rel=1e-6)
 
 
-def test_models_without_context_stand_beside_it(spen: Any, tokenizer: Any, documents: list[Document]) -> None:
+def test_baselines_are_scored_on_the_same_tokens(spen: Any, tokenizer: Any, documents: list[Document]) -> None:
     encoder = DocumentEncoder(tokenizer)
     ids = np.concatenate(encoder.encode([d.text for d in documents]))
     unigram = Unigram(np.bincount(ids, minlength=len(tokenizer)))
     result = evaluate(spen, tokenizer, documents, unigram=unigram)
-    assert result.baselines["unigram"].perplexity == pytest.approx(unigram.perplexity(ids))
+    assert result.baselines["unigram"].perplexity == pytest.approx(math.exp(unigram.nll(ids) / len(ids)))
     assert result.baselines["uniform"].perplexity == pytest.approx(len(tokenizer))
 
 
@@ -144,9 +145,9 @@ def test_max_tokens_cuts_the_last_document(spen: Any, tokenizer: Any, documents:
 
 
 def test_progress_counts_tokens(spen: Any, tokenizer: Any, documents: list[Document]) -> None:
-    told: list[int] = []
-    result = evaluate(spen, tokenizer, documents, progress=told.append)
-    assert sum(told) == result.total.tokens
+    steps: list[int] = []
+    result = evaluate(spen, tokenizer, documents, progress=steps.append)
+    assert sum(steps) == result.total.tokens
 
 
 def test_nothing_to_evaluate_and_foreign_vocabularies_are_refused(spen: Any, tokenizer: Any) -> None:
@@ -188,8 +189,27 @@ def test_interval_of_documents_of_unequal_length_is_the_bootstraps() -> None:
     assert (high - low) / 2 == pytest.approx(1.96 * resampled.std(), rel=0.05)
 
 
-def test_a_run_stands_for_its_model(tmp_path: Any) -> None:
+def test_a_run_stands_for_its_model(tmp_path: Path) -> None:
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "config.json").write_text("{}")
     assert model_folder(str(tmp_path)) == str(tmp_path / "model")
     assert model_folder("gpt2") == "gpt2"
+    assert model_folder(str(tmp_path / "model")) == str(tmp_path / "model")
+
+
+def test_a_run_without_a_model_names_its_last_checkpoint(tmp_path: Path) -> None:
+    for step in (100, 9, 20):
+        (tmp_path / "checkpoints" / f"step-{step:08d}").mkdir(parents=True)
+    (tmp_path / "checkpoints" / ".step-00000200.part").mkdir()
+    with pytest.raises(ValueError, match=r"no model yet; its last checkpoint is .*step-00000100$"):
+        model_folder(str(tmp_path))
+
+
+def test_json_has_settings_scores_and_provenance(spen: Any, tokenizer: Any, documents: list[Document]) -> None:
+    result = evaluate(spen, tokenizer, documents)
+    record = json.loads(json.dumps(as_json(result, seconds=1.5, model="m", context=None)))
+    assert (record["model"], record["context"]) == ("m", None)
+    assert record["cross_entropy"] == result.total.cross_entropy
+    assert record["domains"]["odd"]["tokens"] + record["domains"]["even"]["tokens"] == record["tokens"]
+    assert record["provenance"]["seconds"] == 1.5
+    assert {"date", "commit", "hardware", "versions"} <= record["provenance"].keys()

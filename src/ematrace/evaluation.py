@@ -1,35 +1,36 @@
-"""Perplexity of a causal language model on documents: in all, by domain, by position in the document.
+"""Perplexity of a causal language model on documents: overall, by domain, by position in the document.
 
 Every document starts from an empty state, with end-of-text as its first input, so that each of its tokens is predicted
-once. A model with a recurrent state reads a document to its end. One with a limited context reads windows that overlap
-by half, and each token is scored where it has the most context.
+once. A recurrent model reads a document from start to end. A model with limited context reads windows that overlap by
+half; each token is scored in the window where it has the most context.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import torch
 import torch.nn.functional as F
 
 from ematrace.baselines.language import ContextFree, Uniform, Unigram
-from ematrace.text import Document
-from ematrace.text.tokenizers import DocumentEncoder
+from ematrace.results import collect_provenance
+from ematrace.text import Document, DocumentEncoder
 
 RECURRENT_STEPS = 1024
-"""Tokens that a recurrent model reads at a time; its state goes on, so the figures do not depend on it."""
+"""Tokens per forward pass of a recurrent model. Its state is carried over, so the scores do not depend on it."""
 DOCUMENTS_SORTED = 64
-"""Documents that are read ahead and put together by length."""
+"""Documents that are read ahead to be batched by length."""
 
 
 @dataclass
 class Score:
-    """Nats over tokens, gathered document by document."""
+    """Negative log-likelihood in nats, summed document by document."""
 
     documents: int = 0
     tokens: int = 0
@@ -37,7 +38,7 @@ class Score:
     _squares: list[float] = field(default_factory=lambda: [0.0, 0.0, 0.0], repr=False)  # Σ s², Σ s n, Σ n²
 
     def add(self, nats: float, tokens: int) -> None:
-        """One document's part."""
+        """Add one document."""
         self.documents += 1
         self.tokens += tokens
         self.nats += nats
@@ -54,7 +55,10 @@ class Score:
 
     @property
     def interval(self) -> tuple[float, float]:
-        """95% of the cross-entropy over documents, whose tokens are not independent; nan with fewer than two."""
+        """95% interval of the cross-entropy over documents (their tokens are not independent); nan for fewer than two.
+
+        The ratio estimator Σs/Σn of nats s and tokens n: its variance is Σ(s - mean n)² / (Σn)².
+        """
         if self.documents < 2:
             return math.nan, math.nan
         mean = self.cross_entropy
@@ -75,13 +79,13 @@ class Score:
 
 @dataclass
 class Evaluation:
-    """What a model scored, with models that see no context beside it."""
+    """Scores of a model, and of baselines without context on the same tokens."""
 
     n_bytes: int = 0
     total: Score = field(default_factory=Score)
     domains: dict[str, Score] = field(default_factory=dict)
     positions: dict[int, Score] = field(default_factory=dict)
-    """By the first position of a range that ends before the next power of two."""
+    """By the first position of each range 0, 1, 2-3, 4-7, ..."""
     baselines: dict[str, Score] = field(default_factory=dict)
 
     @property
@@ -124,7 +128,7 @@ def evaluate(
     unigram: Unigram | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> Evaluation:
-    """Score documents until they end or `max_tokens` are scored; `context` shortens what a limited model sees."""
+    """Score documents, at most `max_tokens` tokens; `context` limits the tokens that the model sees."""
     for name, limit in (("context", context), ("max_tokens", max_tokens)):
         if limit is not None and limit < 1:
             raise ValueError(f"{name} is {limit}; it must be at least 1")
@@ -153,17 +157,19 @@ def evaluate(
 def score_rows(model: Any, rows: Sequence[np.ndarray], eos_id: int, context: int | None = None) -> list[np.ndarray]:
     """-log p of every token of every row, given end-of-text and the tokens before it."""
     longest = max(len(row) for row in rows)
-    targets = torch.full((len(rows), longest), eos_id, dtype=torch.long)  # what follows a row's end is never counted
+    targets = torch.full((len(rows), longest), eos_id, dtype=torch.long)  # scores after a row's end are dropped
     for i, row in enumerate(rows):
         targets[i, : len(row)] = torch.from_numpy(row)
     targets = targets.to(model.device)
     inputs = torch.cat([torch.full_like(targets[:, :1], eos_id), targets[:, :-1]], 1)
-    scores = torch.cat([part.cpu() for part in _parts(model, inputs, targets, context)], 1).numpy()
+    scores = torch.cat([part.cpu() for part in _scored_parts(model, inputs, targets, context)], 1).numpy()
     return [scores[i, : len(row)] for i, row in enumerate(rows)]
 
 
 @torch.no_grad()
-def _parts(model: Any, inputs: torch.Tensor, targets: torch.Tensor, context: int | None) -> Iterator[torch.Tensor]:
+def _scored_parts(
+    model: Any, inputs: torch.Tensor, targets: torch.Tensor, context: int | None
+) -> Iterator[torch.Tensor]:
     length = inputs.shape[1]
     limit = getattr(model.config, "max_position_embeddings", None)
     if getattr(model, "_is_stateful", False) and limit is None and context is None:
@@ -192,7 +198,7 @@ def _nats(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
 def _grouped(
     documents: Iterable[Document], encoder: DocumentEncoder, tokenizer: Any, max_tokens: int | None
 ) -> Iterator[list[tuple[Document, np.ndarray]]]:
-    """Documents with their tokens, a few dozen at a time; the last document is cut where `max_tokens` are reached."""
+    """Documents with their tokens, a few dozen at a time; the last one is cut at `max_tokens`."""
     left = max_tokens
     group: list[Document] = []
 
@@ -223,7 +229,7 @@ def _grouped(
 def _batched(
     group: list[tuple[Document, np.ndarray]], batch_tokens: int
 ) -> Iterator[list[tuple[Document, np.ndarray]]]:
-    """Documents of about equal length together, so that little is padding; a long one is a batch by itself."""
+    """Documents of similar length together, to pad little; a long one is a batch of its own."""
     batch: list[tuple[Document, np.ndarray]] = []
     for pair in sorted(group, key=lambda pair: len(pair[1])):
         if batch and min(len(pair[1]), RECURRENT_STEPS) * (len(batch) + 1) > batch_tokens:
@@ -235,20 +241,15 @@ def _batched(
 
 
 def model_folder(path: str) -> str:
-    """A run's folder stands for the model in it; anything else is a folder of a model or a name on the hub."""
-    from ematrace.train.checkpoints import list_checkpoints
-
+    """The model in a training run's folder; any other folder, or a name on the hub, is returned as it is."""
     inside = Path(path) / "model"
     if (inside / "config.json").is_file():
         return str(inside)
-    if kept := list_checkpoints(Path(path) / "checkpoints"):
-        raise ValueError(f"{path}: this run has no model yet; its last checkpoint is {kept[-1]}")
+    if checkpoints := sorted((Path(path) / "checkpoints").glob("step-*")):
+        raise ValueError(f"{path}: this run has no model yet; its last checkpoint is {checkpoints[-1]}")
     return path
 
 
-def as_json(result: Evaluation, **settings: Any) -> dict[str, Any]:
-    """For a file: settings, figures and where they were made."""
-    from ematrace.ledger.results import collect_provenance
-
-    seconds = float(settings.pop("seconds"))
-    return {**settings, **result.to_json(), "provenance": asdict(collect_provenance(seconds))}
+def as_json(result: Evaluation, *, seconds: float, **settings: Any) -> dict[str, Any]:
+    """For a file: settings, scores and provenance."""
+    return {**settings, **result.to_json(), "provenance": msgspec.to_builtins(collect_provenance(seconds))}
