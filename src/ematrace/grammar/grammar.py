@@ -1,4 +1,4 @@
-"""A grammar in memory: classes of words, templates of slots, and the sampler over them."""
+"""Grammars: word classes, templates of slots, and the sampler."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Sentence:
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """One place in a template: the role it gives, the class its word comes from."""
+    """One position of a template: its role, and the class of its word."""
 
     role: str
     word_class: str
@@ -101,7 +101,7 @@ class Grammar:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """All that steers the sampler besides the words, as plain data that JSON can hold."""
+        """The parameters of the sampler as JSON-serialisable data."""
         return {
             "file": self.file,
             "drawn_seed": self.drawn_seed,
@@ -126,7 +126,7 @@ class Grammar:
         plans = [(name, [(slot, *self._pools(slot)) for slot in variant.slots]) for name, variant in variants]
         edges = np.cumsum([s.share * v.weight for s in self.structures for v in s.variants])
         edges /= edges[-1]
-        # Every sentence uses up as many numbers: one for its template, three for each slot it could have.
+        # Every sentence uses equally many random numbers: one for its template, three for each possible slot.
         width = 1 + 3 * max(len(plan) for _, plan in plans)
 
         sentences: list[Sentence] = []
@@ -147,7 +147,7 @@ class Grammar:
         return sentences
 
     def _pools(self, slot: Slot) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """The words a slot leans to, and the others; the same words twice where the class has no bias."""
+        """The preferred words of a slot, and the others; the same words twice if the class has no bias."""
         words = (self.function_classes | self.content_classes)[slot.word_class]
         if slot.word_class != self.biased_class:
             return words, words
@@ -156,7 +156,7 @@ class Grammar:
 
 
 def position_shares(sentences: Iterable[Sentence], position: int = 0) -> dict[str, float]:
-    """Share of each role at `position`, over the sentences that reach it; commonest first."""
+    """Share of each role at `position`, over the sentences that are long enough; most common first."""
     position = non_negative_int(position, "position")
     counts = Counter(s.roles[position] for s in sentences if len(s.roles) > position)
     return {role: count / counts.total() for role, count in counts.most_common()}

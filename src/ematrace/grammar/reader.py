@@ -1,34 +1,30 @@
-"""Where grammars come from: a TOML file, checked as a whole, or a random draw around the default one."""
+"""Reading grammars from a TOML file, which is checked as a whole."""
 
 from __future__ import annotations
 
 import re
 import tomllib
 from collections.abc import Collection
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from ematrace.grammar.grammar import Grammar, Slot, Structure, Variant, non_negative_int
+from ematrace.grammar.grammar import Grammar, Slot, Structure, Variant
 
 _DEFAULT = Path(__file__).with_name("default.toml")
 _SUM_TOLERANCE = 1e-6
 _SLOT = re.compile(r"(?P<role>[\w-]+)(=(?P<word_class>[\w-]+))?(?P<optional>\?)?")
 _PHRASE = re.compile(r"(?P<phrase>[\w-]+):(?P<name>[\w-]+)")
-_MIN_SHARE = 0.03  # of every structure in a drawn grammar
-_DRAW_KEY = 1  # keeps the draw of a grammar apart from all samples with the same seed
 
 
 class GrammarError(ValueError):
-    """A grammar file that cannot be used; the message is one line with the file and the field."""
+    """An invalid grammar file; the message is one line with the file and the field."""
 
 
 def load_grammar(name: str, path: str | Path | None = None) -> Grammar:
     """Side `name` of a grammar file, the packaged `default.toml` (sides A and B) unless `path` is given.
 
-    The whole file is checked, also the sides that were not asked for.
+    The whole file is checked, including the other sides.
     """
     sides = _read(_DEFAULT if path is None else Path(path))
     if name not in sides:
@@ -37,49 +33,12 @@ def load_grammar(name: str, path: str | Path | None = None) -> Grammar:
     return sides[name]
 
 
-def draw_grammar_pair(seed: int) -> tuple[Grammar, Grammar]:
-    """Sides A and B of the default lexicon with the same random syntax, recorded in `.settings`.
-
-    Shares are a flat Dirichlet above a floor of .03; the passive has exactly .5 when 3 divides the seed.
-    noun_bias ~ U[.5, 1], adjective_rate ~ U[.1, .6], weight of object relatives ~ U[.05, .95].
-    """
-    seed = non_negative_int(seed, "seed")
-    rng = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(_DRAW_KEY,)))
-    sides = _read(_DEFAULT)
-    names = [structure.name for structure in sides["A"].structures]
-    fixed = {"passive": 0.5} if seed % 3 == 0 else {}
-    free = [name for name in names if name not in fixed]
-    spread = 1 - sum(fixed.values()) - _MIN_SHARE * len(free)
-    drawn = _MIN_SHARE + spread * rng.dirichlet(np.ones(len(free)))
-    shares = dict(zip(free, drawn.tolist(), strict=True)) | fixed
-    noun_bias = float(rng.uniform(0.5, 1))
-    adjective_rate = float(rng.uniform(0.1, 0.6))
-    object_weight = float(rng.uniform(0.05, 0.95))
-    weights = {("relative", "object"): object_weight, ("relative", "subject"): 1 - object_weight}
-
-    def redraw(grammar: Grammar) -> Grammar:
-        structures = tuple(
-            Structure(
-                s.name,
-                shares[s.name],
-                tuple(replace(v, weight=weights.get((s.name, v.name), v.weight)) for v in s.variants),
-            )
-            for s in grammar.structures
-        )
-        return replace(
-            grammar,
-            structures=structures,
-            noun_bias=noun_bias,
-            adjective_rate=adjective_rate,
-            drawn_seed=seed,
-        )
-
-    return redraw(sides["A"]), redraw(sides["B"])
-
-
 @dataclass(frozen=True)
 class _Table:
-    """A table of the file that knows where it stands, so that each complaint names its field."""
+    """A table of the file with its path, so that errors name the field.
+
+    msgspec would check the types, but its errors leave out the keys of tables (`$.structures[...].share`).
+    """
 
     file: str
     field: str
@@ -122,7 +81,7 @@ class _Table:
         return float(value)
 
     def strings(self, key: str, empty_ok: bool = False) -> tuple[str, ...]:
-        """A list of different strings without whitespace."""
+        """A list of strings without whitespace."""
         value = self.get(key)
         if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
             raise self.error(key, "must be a list of strings")
