@@ -1,4 +1,4 @@
-"""The benchmark harness: who is timed when, what a ratio and a share are, and records that are whole or refused."""
+"""The benchmark harness: who is timed when, what a ratio and a share are, and cells that are whole or refused."""
 
 from __future__ import annotations
 
@@ -8,34 +8,52 @@ import math
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 from rich.console import Console
 
-from bench_support import PROVENANCE, made_up_file, made_up_record
+from bench_support import CEILINGS, OURS, PROVENANCE, THEIRS, made_up_cells, made_up_file, timed
 from ematrace.bench import (
-    RecordFile,
-    Row,
+    Case,
+    Comparison,
+    Run,
     Timing,
+    ceiling_row,
+    cells,
+    compare,
     copy_bandwidth,
     finish,
     matmul_rate,
     measure,
-    parse_record,
     ratio,
     read_bandwidth,
-    read_record,
-    read_records,
-    record,
+    runs_of,
+    script,
+    share,
     tables,
+    time_cases,
     time_cpu,
     time_gpu,
+    timing_row,
 )
+from ematrace.results import (
+    AmbiguousSelection,
+    CellFile,
+    Metric,
+    ResultError,
+    Row,
+    Store,
+    StoredCell,
+    Table,
+    read_file,
+)
+from ematrace.results.schema import decode_file, encode_file
 
 
 class Clock:
@@ -190,198 +208,292 @@ class TestProgress:
         assert out == ""
 
 
+def table_of(cells: Sequence[Row] | None = None, **about: Any) -> Table:
+    return Run.of_file(made_up_file(cells, **about)).table
+
+
 class TestRatio:
     def test_is_taken_within_repetitions(self) -> None:
         """A moment that slows both down ten times leaves each ratio, but not the ratio of the medians, as it was."""
-        theirs, ours = Timing((2.0, 20.0, 30.0)), Timing((1.0, 10.0, 1.0))
-        assert ratio(theirs, ours) == (2.0, 2.0, 30.0)
-        assert theirs.median / ours.median == 20.0
+        table = table_of([timed("theirs", 2.0, 20.0, 30.0), timed("ours", 1.0, 10.0, 1.0)])
+        assert ratio(table, "made_up", over=THEIRS, under=OURS) == (2.0, 2.0, 30.0)
+
+    def test_cells_are_found_by_factors(self) -> None:
+        cells = [
+            timed({"contender": who, "pass": way, "tokens": n}, seconds * n)
+            for (who, way), seconds in {
+                ("ours", "forward"): 1.0,
+                ("theirs", "forward"): 3.0,
+                ("ours", "backward"): 2.0,
+                ("theirs", "backward"): 14.0,
+            }.items()
+            for n in (1, 2)
+        ]
+        table = table_of(cells)
+        sides: dict[str, Any] = {"over": THEIRS, "under": OURS}
+        assert ratio(table, "made_up", **sides, where={"pass": "forward", "tokens": 2}) == (3.0, 3.0, 3.0)
+        assert ratio(table, "made_up", **sides, where={"pass": "backward", "tokens": 1}) == (7.0, 7.0, 7.0)
+        with pytest.raises(AmbiguousSelection, match="'tokens'"):
+            ratio(table, "made_up", **sides, where={"pass": "forward"})
+
+    def test_none_where_a_cell_is_missing(self) -> None:
+        assert ratio(table_of([timed("ours", 1.0)]), "made_up", over=THEIRS, under=OURS) is None
+        assert ratio(table_of(), "another", over=THEIRS, under=OURS) is None
+
+    @pytest.mark.parametrize("per", ["tokens", "bytes"])
+    def test_of_the_time_of_one_token_or_byte(self, per: Any) -> None:
+        cells = [timed("theirs", 6.0, 9.0, **{per: 3}), timed("ours", 4.0, 2.0, **{per: 8})]
+        # 2 and 3 seconds against 1/2 and 1/4
+        assert ratio(table_of(cells), "made_up", over=THEIRS, under=OURS, per=per) == (8.0, 4.0, 12.0)
 
     def test_of_two_runs_is_refused(self) -> None:
         with pytest.raises(ValueError, match="2 and 1 repetitions"):
-            ratio(Timing((1.0, 2.0)), Timing((1.0,)))
+            ratio(table_of([timed("theirs", 1.0, 2.0), timed("ours", 1.0)]), "made_up", over=THEIRS, under=OURS)
+        (theirs,), (ours,) = (made_up_file([timed(who, 1.0)]).unpack() for who in ("theirs", "ours"))
+        stored = [StoredCell(theirs, Path("a.json"), False), StoredCell(ours, Path("b.json"), False)]
+        with pytest.raises(ValueError, match="not of one run"):
+            ratio(Table(stored), "made_up", over=THEIRS, under=OURS)
+
+    @pytest.mark.parametrize("seconds", [(), (0.0,), (-1.0,)])
+    def test_what_is_no_time_is_refused(self, seconds: tuple[float, ...]) -> None:
+        broken = Row(OURS, {"seconds": Metric(0.0, "s", repetitions=seconds)})
+        with pytest.raises(ValueError, match=r"made_up/seconds\{contender=ours\}: seconds: "):
+            ratio(table_of([timed("theirs", 1.0), broken]), "made_up", over=THEIRS, under=OURS)
+
+    def test_a_value_other_than_the_median_is_refused(self) -> None:
+        broken = Row(OURS, {"seconds": Metric(1.0, "s", repetitions=(1.0, 2.0, 3.0))})
+        with pytest.raises(ValueError, match="not the median"):
+            ratio(table_of([timed("theirs", 1.0), broken]), "made_up", over=THEIRS, under=OURS)
+
+
+class TestComparisons:
+    def test_every_pair_whose_other_factors_are_equal(self) -> None:
+        cells = [
+            timed({"contender": "ours", "tokens": 1}, 1.0),
+            timed({"contender": "ours", "tokens": 2}, 2.0),
+            timed({"contender": "theirs", "tokens": 1}, 3.0),
+            timed({"contender": "theirs", "tokens": 2, "cache": "static"}, 8.0),
+            timed({"contender": "theirs", "tokens": 4}, 5.0),
+        ]
+        one, static = Comparison(THEIRS, OURS), Comparison({**THEIRS, "cache": "static"}, OURS)
+        run = Run.of_file(made_up_file(cells, comparisons=[one, static]))
+        assert run.ratios == {
+            "theirs / ours, tokens=1": (3.0, 3.0, 3.0),
+            "theirs cache=static / ours, tokens=2": (4.0, 4.0, 4.0),
+        }
+
+    def test_where_and_per(self) -> None:
+        cells = [timed({**side, "tokens": n}, 2.0 * n, tokens=n) for side in (OURS, THEIRS) for n in (1, 8)]
+        flat = Comparison({"tokens": 8}, {"tokens": 1}, where=OURS, per="tokens")
+        run = Run.of_file(made_up_file(cells, comparisons=[flat]))
+        assert run.ratios == {"tokens=8 / tokens=1, ours, per token": (1.0, 1.0, 1.0)}
+
+    def test_a_contender_that_did_not_run_is_left_out(self) -> None:
+        assert Run.of_file(made_up_file([timed("ours", 1.0)])).ratios == {}
 
 
 class TestShares:
     def test_are_what_the_work_needs_over_time_and_ceiling(self) -> None:
-        made = made_up_record(rows=(Row("a", Timing((0.5,)), bytes=3e9, operations=1e11),))
-        (row,) = made.rows
-        assert made.shares(row) == {"copy": 3e9 / 0.5 / 8e9, "matmul": 1e11 / 0.5 / 1e12}
-        assert made.share_of_ceiling(row) == ("copy", 0.75)
+        run = Run.of_file(made_up_file([timed("a", 0.5, bytes=3e9, operations=1e11), *CEILINGS]))
+        assert run.shares(run.timed[0]) == {"copy": 3e9 / 0.5 / 8e9, "matmul": 1e11 / 0.5 / 1e12}
+        assert run.share_of_ceiling(run.timed[0]) == ("copy", 0.75)
 
     def test_use_the_median(self) -> None:
-        ours, _ = made_up_record().rows
-        assert made_up_record().shares(ours) == {"copy": 8e6 / 0.002 / 8e9}
+        assert share(table_of(), "made_up", "copy", OURS) == 8e6 / 0.002 / 8e9
 
     def test_bytes_are_held_against_reads_where_those_were_measured(self) -> None:
-        ceilings = {"copy_bytes_per_second": 1e9, "read_bytes_per_second": 16e9}
-        made = made_up_record(ceilings=ceilings)
-        assert made.share_of_ceiling(made.rows[0]) == ("read", 0.25)
+        cells = [timed("a", 0.002, bytes=8e6), ceiling_row("copy", 1e9), ceiling_row("read", 16e9)]
+        run = Run.of_file(made_up_file(cells))
+        assert run.share_of_ceiling(run.timed[0]) == ("read", 0.25)
 
     def test_none_without_a_ceiling_or_an_amount(self) -> None:
-        made = made_up_record(ceilings={})
-        assert [made.share_of_ceiling(row) for row in made.rows] == [None, None]
-        bare = made_up_record(rows=(Row("a", Timing((1.0,))),))
-        assert bare.share_of_ceiling(bare.rows[0]) is None
+        ours, theirs, *_ = made_up_cells()
+        bare = Run.of_file(made_up_file([ours, theirs]))
+        assert [bare.share_of_ceiling(row) for row in bare.timed] == [None, None]
+        assert share(table_of([timed("a", 1.0), *CEILINGS]), "made_up", "copy", {"contender": "a"}) is None
+        assert share(table_of(), "made_up", "matmul", OURS) is None
 
 
-class TestRecords:
-    def test_go_through_json_unchanged(self) -> None:
-        made = made_up_file()
-        assert parse_record(made.to_json()) == made
-        assert parse_record(made.to_text()) == made
-        assert "\n" not in made.to_json()
+class TestCells:
+    def test_a_timing(self) -> None:
+        row = timing_row({"contender": "a", "tokens": 4}, Timing((3.0, 1.0)), bytes=5, state_bytes=Metric(7.0, "bytes"))
+        assert row.factors == {"contender": "a", "tokens": 4}
+        assert row.metrics == {
+            "seconds": Metric(2.0, "s", better="low", repetitions=(3.0, 1.0)),
+            "bytes": Metric(5.0, "bytes"),
+            "state_bytes": Metric(7.0, "bytes"),
+        }
 
-    def test_types_that_json_does_not_know(self) -> None:
-        made = made_up_file(
-            settings={"dtype": torch.bfloat16, "folder": Path("a")}, figures={"n": torch.tensor(2.0).item()}
-        )
-        assert parse_record(made.to_json()).record.settings == {"dtype": "torch.bfloat16", "folder": "a"}
+    @pytest.mark.parametrize("bad", [math.nan, math.inf, -1.0])
+    @pytest.mark.parametrize("amount", ["bytes", "operations", "tokens"])
+    def test_what_is_no_amount_is_refused(self, bad: float, amount: str) -> None:
+        with pytest.raises(ValueError, match=f"{amount}: "):
+            timing_row(OURS, Timing((1.0,)), **{amount: bad})  # type: ignore[arg-type]
+        with pytest.raises(ValueError, match="ceiling copy"):
+            ceiling_row("copy", bad)
 
-    @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
-    @pytest.mark.parametrize(
-        ("where", "make"),
-        [
-            ("figures.x", lambda bad: made_up_record(figures={"x": bad})),
-            ("ceilings.x", lambda bad: made_up_record(ceilings={"x": bad})),
-            ("ratios.x", lambda bad: made_up_record(ratios={"x": (bad, bad, bad)})),
-            ("bytes", lambda bad: Row("x", Timing((1.0,)), bytes=bad)),
-            ("operations", lambda bad: Row("x", Timing((1.0,)), operations=bad)),
-            ("tokens", lambda bad: Row("x", Timing((1.0,)), tokens=bad)),
-            ("settings", lambda bad: made_up_file(settings={"deep": [{"x": bad}]}).to_json()),
-        ],
-    )
-    def test_numbers_that_are_not_finite_are_refused(
-        self, bad: float, where: str, make: Callable[[float], Any]
-    ) -> None:
-        with pytest.raises(ValueError, match=f"field '{where}'"):
-            make(bad)
+    def test_cases_are_timed_in_turn_with_what_prepares_them(self, clock: Clock) -> None:
+        order: list[str] = []
 
-    @pytest.mark.parametrize(
-        ("field", "changes"),
-        [
-            ("benchmark", {"benchmark": "../elsewhere"}),
-            ("rows", {"rows": (Row("a", Timing((1.0,))), Row("a", Timing((1.0,))))}),
-            ("ratios.r", {"ratios": {"r": (1.0, 2.0, 3.0)}}),
-            ("ceilings.copy_bytes_per_second", {"ceilings": {"copy_bytes_per_second": 0.0}}),
-        ],
-    )
-    def test_contradictions_are_refused(self, field: str, changes: dict[str, Any]) -> None:
-        with pytest.raises(ValueError, match=f"field '{field}'"):
-            made_up_record(**changes)
+        def prepare() -> None:
+            order.append("prepare b")
+            clock.now += 100.0
 
-    @pytest.mark.parametrize(
-        ("field", "spoil"),
-        [
-            ("format", lambda r: r.update(format=2)),
-            ("benchmark", lambda r: r.pop("benchmark")),
-            ("title", lambda r: r.update(title=3)),
-            ("rows", lambda r: r.update(rows={})),
-            ("rows[1].seconds", lambda r: r["rows"][1].pop("seconds")),
-            ("rows[1].seconds[0]", lambda r: r["rows"][1].update(seconds=["fast"])),
-            ("rows[0]", lambda r: r["rows"][0].update(seconds=[])),
-            ("rows[0]", lambda r: r["rows"][0].update(bytes=-1)),
-            ("rows[0].speed", lambda r: r["rows"][0].update(speed=1)),
-            ("ratios.ours against theirs", lambda r: r["ratios"].update({"ours against theirs": [1.0]})),
-            ("ratios.ours against theirs[2]", lambda r: r["ratios"].update({"ours against theirs": [1.0, 1.0, None]})),
-            ("ceilings.copy_bytes_per_second", lambda r: r["ceilings"].update(copy_bytes_per_second="much")),
-            ("figures.bytes per stream", lambda r: r["figures"].update({"bytes per stream": True})),
-            ("provenance.commit", lambda r: r["provenance"].pop("commit")),
-            ("provenance.date", lambda r: r["provenance"].update(date="yesterday")),
-            ("command", lambda r: r.pop("command")),
-            ("surprise", lambda r: r.update(surprise=1)),
-        ],
-    )
-    def test_a_broken_file_is_refused_in_one_line_with_file_and_field(
-        self, field: str, spoil: Callable[[dict[str, Any]], object], tmp_path: Path
-    ) -> None:
-        content = json.loads(made_up_file().to_json())
+        def call(name: str, seconds: float) -> Callable[[], None]:
+            def work() -> None:
+                order.append(name)
+                clock.now += seconds
+
+            return work
+
+        cases = [
+            Case({"contender": "a"}, call("a", 8.0), tokens=3, scale=1 / 4),
+            Case({"contender": "b"}, call("b", 0.5), prepare=prepare, others={"x": Metric(1.0)}),
+        ]
+        rows = time_cases(cases, repetitions=2)
+        assert order == ["a", "prepare b", "b"] * 3
+        assert rows == [timed("a", 2.0, 2.0, tokens=3), timed("b", 0.5, 0.5, x=Metric(1.0))]
+
+    def test_two_cases_with_the_same_factors_are_refused(self) -> None:
+        with pytest.raises(ValueError, match="same factors"):
+            time_cases([Case(OURS, lambda: None), Case(OURS, lambda: None)], repetitions=1)
+
+
+BROKEN: dict[str, tuple[str, Callable[[dict[str, Any]], object]]] = {
+    "no title": ("settings: .*`title`", lambda f: f["settings"].pop("title")),
+    "checks": (r"settings: .*\$\.checks", lambda f: f["settings"].update(checks="all right")),
+    "comparison": (r"settings: .*comparisons", lambda f: f["settings"].update(comparisons=[{"over": {}, "under": 3}])),
+    "stored ratio": (r"settings: .*comparisons", lambda f: f["settings"]["comparisons"][0].update(ratio=4.0)),
+    "no repetition": ("seconds: no repetition", lambda f: f["cells"][0]["metrics"]["seconds"].pop("repetitions")),
+    "negative time": ("seconds: ", lambda f: f["cells"][0]["metrics"]["seconds"].update(repetitions=[-1.0])),
+    "another median": ("not the median", lambda f: f["cells"][0]["metrics"]["seconds"].update(value=1.0)),
+    "no value": ("not the median", lambda f: f["cells"][0]["metrics"]["seconds"].update(value=None)),
+    "negative bytes": ("bytes: not an amount", lambda f: f["cells"][0]["metrics"]["bytes"].update(value=-1.0)),
+    "no tokens": ("tokens: not an amount", lambda f: f["cells"][0]["metrics"]["tokens"].update(value=None)),
+    "ceiling of 0": ("ceiling copy", lambda f: f["cells"][2]["metrics"]["bytes_per_second"].update(value=0.0)),
+    "fewer repetitions": (
+        "3 and 1 repetitions",
+        lambda f: f["cells"][0]["metrics"]["seconds"].update(value=1.0, repetitions=[1.0]),
+    ),
+}
+
+
+class TestRun:
+    @pytest.mark.parametrize("name", BROKEN)
+    def test_a_broken_file_is_refused_in_one_line_that_names_it(self, name: str) -> None:
+        pattern, spoil = BROKEN[name]
+        content = json.loads(encode_file(made_up_file()))
         spoil(content)
-        path = tmp_path / "broken.json"
-        path.write_text(json.dumps(content))
-        with pytest.raises(ValueError, match=r"broken\.json") as caught:
-            read_record(path)
-        assert f"field '{field}'" in str(caught.value)
+        with pytest.raises(ResultError, match=f"broken.json: .*{pattern}") as caught:
+            Run.of_file(decode_file(json.dumps(content).encode()), "broken.json").check()
         assert "\n" not in str(caught.value)
 
-    @pytest.mark.parametrize("text", ["", "[]", made_up_file().to_json()[:-40], '{"format": NaN}'])
-    def test_a_file_that_is_no_record_is_refused(self, text: str, tmp_path: Path) -> None:
-        path = tmp_path / "broken.json"
-        path.write_text(text)
-        with pytest.raises(ValueError, match=r"broken\.json: [^\n]+$"):
-            read_record(path)
+    def test_runs_of_a_table(self) -> None:
+        """By name, recorded ones first, the newest first; experiments are left alone."""
+        old = msgspec.structs.replace(PROVENANCE, date="2025-12-31T23:00:00-09:00")
+        stored = [
+            StoredCell(cell, Path(path), local)
+            for path, local, file in [
+                ("b.json", True, made_up_file(benchmark="b")),
+                ("x.json", False, made_up_file(benchmark="a", provenance=old)),
+                ("c.json", False, made_up_file(benchmark="a")),
+                ("d.json", True, made_up_file(benchmark="a")),
+            ]
+            for cell in file.unpack()
+        ]
+        experiment = msgspec.structs.replace(made_up_file(), experiment="controls", settings={"sentences": 5})
+        stored += [StoredCell(cell, Path("e.json"), False) for cell in experiment.unpack()]
+        assert [run.path.name for run in runs_of(Table(stored))] == ["c.json", "x.json", "d.json", "b.json"]
 
-    def test_a_folder_gives_its_records_without_files_of_other_kinds(self, tmp_path: Path) -> None:
-        (tmp_path / "other.json").write_text('{"benchmark": "spcn", "tokens_per_s": {}}')
-        (tmp_path / "b.json").write_text(made_up_file(benchmark="b").to_text())
-        (tmp_path / "a.json").write_text(made_up_file(benchmark="a").to_text())
-        assert [file.record.benchmark for _, file in read_records(tmp_path)] == ["a", "b"]
-        assert read_records(tmp_path / "not there") == []
-
-    def test_a_folder_with_a_file_cut_short_is_refused(self, tmp_path: Path) -> None:
-        (tmp_path / "cut.json").write_text(made_up_file().to_text()[:-30])
-        with pytest.raises(ValueError, match=r"cut\.json"):
-            read_records(tmp_path)
-
-    def test_those_that_come_with_the_code_can_be_read(self) -> None:
-        folder = Path(__file__).parents[1] / "results" / "benchmarks"
-        if not folder.is_dir():
-            pytest.skip("no checkout")
-        for path in folder.glob("*.json"):
-            assert read_record(path).record.benchmark == path.stem
+    def test_figures_are_what_else_a_cell_has(self) -> None:
+        cells = [*made_up_cells(), Row({"part": "spa"}, {"share_of_time": Metric(0.15), "missing": Metric(None)})]
+        assert Run.of_file(made_up_file(cells)).figures == {
+            "state bytes: ours": 9216.0,
+            "share of time: part=spa": 0.15,
+            "missing: part=spa": None,
+        }
 
 
 class TestFinish:
     @pytest.fixture(autouse=True)
     def as_a_script(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(sys, "argv", ["benchmarks/made_up.py", "--quick", "--record", "somewhere"])
+        monkeypatch.setattr(sys, "argv", ["benchmarks/made_up.py", "--record", "somewhere", "--n", "two words"])
 
-    def test_the_last_line_is_the_record_and_the_file_says_the_same(
+    def end(self, to: Path | None, **changes: Any) -> CellFile:
+        options: dict[str, Any] = {
+            "scale": "cpu",
+            "checks": ["forward: largest difference 3e-7"],
+            "comparisons": [Comparison(THEIRS, OURS)],
+            "settings": {"shape": [2, 3]},
+        }
+        return finish("made_up", "Ours against theirs", made_up_cells(), to=to, **{**options, **changes})
+
+    def test_the_last_line_is_the_result_and_the_file_says_the_same(
         self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        finish(made_up_record(), tmp_path / "new" / "folder")
-        told = parse_record(capsys.readouterr().out.splitlines()[-1])
-        assert told.record == made_up_record()
-        assert told.command == "python benchmarks/made_up.py --quick"
-        assert told.provenance.versions["torch"] == torch.__version__
-        assert told.provenance.versions["python"] == sys.version.split()[0]
-        assert told.provenance.hardware["cores"]
-        assert list(tmp_path.rglob("*.*")) == [tmp_path / "new" / "folder" / "made_up.json"]
-        assert read_record(tmp_path / "new" / "folder" / "made_up.json") == told
+        made = self.end(tmp_path / "new" / "folder")
+        line = capsys.readouterr().out.splitlines()[-1]
+        assert decode_file(line.encode()) == made
+        assert (made.experiment, made.scale, made.seed, made.factors) == ("made_up", "cpu", 0, {})
+        assert made.cells == list(made_up_cells())
+        assert made.settings["shape"] == [2, 3]
+        assert made.provenance.command == "python benchmarks/made_up.py --n 'two words'"
+        assert made.provenance.versions["torch"] == torch.__version__
+        assert "transformers" in made.provenance.versions
+        assert made.provenance.hardware["cores"]
+        path = tmp_path / "new" / "folder" / "made_up" / "seed-0_cpu.json"
+        assert [p for p in tmp_path.rglob("*") if p.is_file()] == [path]
+        assert read_file(path) == made
+
+    def test_the_store_finds_it_but_not_toy_sizes(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        self.end(tmp_path, quick=True)
+        store = Store.open(recorded=tmp_path, local=tmp_path / "local")
+        assert store.load() == []
+        assert read_file(tmp_path / "quick" / "made_up" / "seed-0_cpu.json").settings["quick"] is True
+        self.end(tmp_path)
+        (run,) = runs_of(Table(store.load()))
+        assert run.ratios == {"theirs / ours": (4.0, 2.5, 4.0)}
 
     def test_without_a_folder_nothing_is_written(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:
         monkeypatch.chdir(tmp_path)
-        finish(made_up_record(), None)
-        assert parse_record(capsys.readouterr().out.splitlines()[-1]).record == made_up_record()
+        made = self.end(None)
+        assert decode_file(capsys.readouterr().out.splitlines()[-1].encode()) == made
         assert list(tmp_path.iterdir()) == []
 
     def test_a_stop_while_writing_leaves_the_old_file(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        (tmp_path / "made_up.json").write_text("old")
+        path = tmp_path / "made_up" / "seed-0_cpu.json"
+        path.parent.mkdir()
+        path.write_text("old")
 
         def stop(*_: Any) -> None:
             raise KeyboardInterrupt
 
         monkeypatch.setattr(os, "fsync", stop)
         with pytest.raises(KeyboardInterrupt):
-            finish(made_up_record(), tmp_path)
-        assert [(p.name, p.read_text()) for p in tmp_path.iterdir()] == [("made_up.json", "old")]
+            self.end(tmp_path)
+        assert [(p, p.read_text()) for p in tmp_path.rglob("*") if p.is_file()] == [(path, "old")]
 
-    def test_a_folder_that_cannot_be_made_does_not_lose_the_record(
+    def test_a_folder_that_cannot_be_made_does_not_lose_the_result(
         self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
         (tmp_path / "taken").write_text("a file")
         with pytest.raises(OSError, match="taken"):
-            finish(made_up_record(), tmp_path / "taken")
-        assert parse_record(capsys.readouterr().out.splitlines()[-1]).record == made_up_record()
+            self.end(tmp_path / "taken")
+        assert decode_file(capsys.readouterr().out.splitlines()[-1].encode()).cells == list(made_up_cells())
+
+    def test_settings_that_are_no_json_are_refused(self, capsys: pytest.CaptureFixture[str]) -> None:
+        with pytest.raises(ResultError, match="made_up: "):
+            self.end(None, settings={"dtype": torch.bfloat16})
+        assert capsys.readouterr().out == ""
 
 
-def shown(width: int, **changes: Any) -> str:
+def shown(width: int, *args: Any, **about: Any) -> str:
     with (console := Console(width=width, highlight=False)).capture() as capture:
-        console.print(tables.record_tables(made_up_record(**changes)))
+        console.print(tables.run_tables(Run.of_file(made_up_file(*args, **about))))
     return capture.get()
 
 
@@ -389,43 +501,49 @@ class TestTables:
     def test_a_row_has_its_rates_and_shares(self) -> None:
         ours, theirs = (line.split() for line in shown(120).splitlines() if "–" in line and " ms" in line)
         # 8 MB in 2 ms are 4 GB/s, half of 8; 100 tokens in 2 ms are 50,000 a second; 1 GFLOP in 5 ms are 200 GFLOP/s
-        assert ours == ["ours", "2.00", "ms", "1.00–4.00", "ms", "50,000", "4.00", "50%", "–", "–", "–"]
-        assert theirs[:5] == ["theirs", "5.00", "ms", "4.00–16.0", "ms"]
-        assert theirs[5:] == ["–", "–", "–", "200", "20%", "one", "launch", "each"]
+        assert ours == ["ours", "2.00", "ms", "1.00–4.00", "ms", "50,000", "4.00", "50%", "–", "–"]
+        assert theirs == ["theirs", "5.00", "ms", "4.00–16.0", "ms", "–", "–", "–", "200", "20%"]
 
-    def test_ratios_figures_ceilings_and_checks_follow(self) -> None:
-        text = shown(120)
-        for part in ("4.00x (2.50–4.00)", "9,216", "measured copy: 8.00 GB/s", "forward: largest difference 3e-7"):
+    def test_ratios_figures_ceilings_checks_and_notes_follow(self) -> None:
+        text = shown(120, notes=["with compilation"])
+        for part in (
+            "theirs / ours",
+            "4.00x (2.50–4.00)",
+            "9,216",
+            "measured copy: 8.00 GB/s",
+            "forward: largest difference 3e-7",
+            "with compilation",
+        ):
             assert part in text
 
     def test_columns_that_nobody_fills_are_left_out(self) -> None:
-        text = shown(120, rows=(Row("a", Timing((1.0,))),))
+        text = shown(120, [timed("a", 1.0)])
         assert "median" in text
         assert "tokens/s" not in text
-        assert "FLOP/s  " not in text
+        assert "FLOP/s" not in text
 
     @pytest.mark.parametrize("width", [60, 80])
     def test_numbers_are_whole_on_narrow_terminals(self, width: int) -> None:
-        rows = tuple(Row(f"{'a long name ' * 4}{i}", Timing((0.002, 0.001, 0.004)), tokens=100) for i in range(2))
-        text = shown(width, rows=rows)
+        rows = [timed(f"{'a long name ' * 4}{i}", 0.002, 0.001, 0.004, tokens=100) for i in range(2)]
+        text = shown(width, rows)
         assert text.count("1.00–4.00 ms") == 2
         assert "…" not in text
 
     def test_names_are_no_markup(self) -> None:
-        assert "[red]x[/red]" in shown(120, rows=(Row("[red]x[/red]", Timing((1.0,))),))
+        assert "[red]x[/red]" in shown(120, [timed("[red]x[/red]", 1.0)])
 
     def test_the_summary_has_a_line_per_row_and_ratio(self) -> None:
         with (console := Console(width=120, highlight=False)).capture() as capture:
-            console.print(tables.summary_table([made_up_record()]))
+            console.print(tables.summary_table([Run.of_file(made_up_file())]))
         lines = [line.split() for line in capture.get().splitlines() if "made_up" in line]
         assert lines == [
             ["made_up", "ours", "2.00", "ms", "50,000", "50%", "copy", "–"],
             ["made_up", "theirs", "5.00", "ms", "–", "20%", "matmul", "–"],
-            ["made_up", "ours", "against", "theirs", "–", "–", "–", "4.00x", "(2.50–4.00)"],
+            ["made_up", "theirs", "/", "ours", "–", "–", "–", "4.00x", "(2.50–4.00)"],
         ]
 
 
-@pytest.mark.parametrize("module", [measure, record, tables])
+@pytest.mark.parametrize("module", [measure, cells, compare, script, tables])
 def test_examples_of_the_docstrings(module: Any) -> None:
     outcome = doctest.testmod(module)
     assert outcome.attempted > 0
@@ -433,13 +551,7 @@ def test_examples_of_the_docstrings(module: Any) -> None:
 
 
 def test_imports_little() -> None:
-    """It has to run where only the contenders are installed, and reading a record should not wait for torch."""
-    banned = ("tyro", "datasets", "numba", "plotly", "hypothesis", "transformers")
+    """It has to run where only the contenders are installed, and reading results should not wait for torch."""
+    banned = ("tyro", "datasets", "numba", "plotly", "hypothesis", "transformers", "ray", "statsmodels")
     code = f"import sys; sys.modules.update(dict.fromkeys({banned!r})); import ematrace.bench.tables"
     subprocess.run([sys.executable, "-c", f"{code}; sys.exit('torch' in sys.modules)"], check=True)
-
-
-def test_a_file_with_a_provenance_keeps_it() -> None:
-    made = RecordFile(made_up_record(), PROVENANCE, "python benchmarks/made_up.py --n 'two words'")
-    again = parse_record(made.to_json())
-    assert (again.provenance, again.command) == (PROVENANCE, made.command)

@@ -18,37 +18,38 @@ from rich.console import Console
 from rich.text import Text
 
 if TYPE_CHECKING:
-    from ematrace.bench import RecordFile
+    from ematrace.results import CellFile
 
-SECONDS_TO_END = 10.0  # that a script is given when it is told to
+GRACE_PERIOD = 10.0  # seconds between SIGTERM and SIGKILL
 
 
 @dataclass(frozen=True)
 class Bench:
-    """Measure speed on this machine: ours and its peers in one run, against what the machine can do at best.
+    """Measure speed on this machine, against peers in the same run and against the machine's measured ceilings.
 
-    Each benchmark is a script of the checkout's benchmarks/ folder, which checks its results against the reference
-    before it times anything. Those that need a GPU run where there is one. A summary follows at the end, and
-    `ematrace report` shows the records. Close other programs first: times are medians, but a busy machine spreads them.
+    Each benchmark is a script in the checkout's benchmarks/ folder. It checks its results against the reference before
+    it times anything. Those that need a GPU run where there is one. A summary follows at the end, and `ematrace report`
+    shows the results. Close other programs first: times are medians, but a busy machine spreads them.
     Examples: `ematrace bench --list`, `ematrace bench`, `ematrace bench streaming_cpu length_cpu`.
     """
 
     names: tyro.conf.Positional[tuple[str, ...]] = ()
-    """Benchmarks to run, as `--list` shows them; nothing means all that fit this machine."""
+    """Benchmarks to run, as `--list` shows them (default: all that fit this machine)."""
     quick: bool = False
-    """Toy sizes, a few seconds each, to see that everything runs; their times say nothing of speed."""
+    """Toy sizes, a few seconds each, to see that everything runs; the times say nothing."""
     show_list: Annotated[bool, tyro.conf.arg(name="list")] = False
     """Only list the benchmarks, with what they need and what they measure."""
-    out: Path | None = None
-    """Folder for the records, a JSON file each (default: results/local/benchmarks; with --quick, quick under it)."""
+    out: Path = Path("results/local")
+    """Folder for the results, DIR/<benchmark>/...; with --quick they go to DIR/quick/..., and never count."""
 
 
 @dataclass(frozen=True)
 class Script:
-    """A benchmark as its file tells of it, without being imported; `needs` is "cpu", "cuda" or not said."""
+    """A benchmark, read from its file without importing it."""
 
     path: Path
     needs: object
+    """"cpu", "cuda", or None where the script names neither."""
     about: str
 
     @property
@@ -57,6 +58,7 @@ class Script:
 
 
 def run(command: Bench, console: Console, error_console: Console) -> None:
+    from ematrace.bench import Run, write_run
     from ematrace.bench.tables import at_least_wide, summary_table
 
     console = at_least_wide(console)
@@ -65,40 +67,37 @@ def run(command: Bench, console: Console, error_console: Console) -> None:
         show_scripts(scripts, console)
         return
     chosen = choose(scripts, command.names, quick=command.quick, gpu=sees_gpu())
-    out = command.out or Path("results", "local", "benchmarks", *(["quick"] if command.quick else []))
-    out.mkdir(parents=True, exist_ok=True)  # now, not after minutes of work
+    command.out.mkdir(parents=True, exist_ok=True)  # now, not after minutes of work
     if not command.names:
         left = [f"{s.name} (needs {s.needs or 'not said'})" for s in scripts if s not in chosen]
         if left:
-            error_console.print(f"left out here: {', '.join(left)}", soft_wrap=True, highlight=False)
-    found: list[RecordFile] = []
+            error_console.print(f"not run here: {', '.join(left)}", soft_wrap=True, highlight=False)
+    found: list[Run] = []
     failed: dict[str, str] = {}
     for i, script in enumerate(chosen, 1):
         console.print(Text.assemble((f"[{i}/{len(chosen)}] {script.name}", "bold"), f"  {script.about}"))
-        records, problem = run_script(script, command.quick, console, error_console)
-        for made in records:
-            write_record(made, out)
-        found += records
+        files, problem = run_script(script, command.quick, console, error_console)
+        found += [Run.of_file(file, write_run(file, command.out)) for file in files]
         if problem:
             failed[script.name] = problem
             error_console.print(Text.assemble(("failed: ", "red"), f"{script.name}: {problem}"), soft_wrap=True)
     if found:
-        console.print(summary_table([made.record for made in found]))
-        console.print(f"records: {out}", soft_wrap=True, highlight=False)
+        console.print(summary_table(found))
+        console.print(f"results: {command.out}", soft_wrap=True, highlight=False)
     if failed:
-        told = ", ".join(f"{name} ({problem})" for name, problem in failed.items())
-        error_console.print(Text.assemble(("error: ", "red"), f"failed: {told}"), soft_wrap=True)
+        problems = ", ".join(f"{name} ({problem})" for name, problem in failed.items())
+        error_console.print(Text.assemble(("error: ", "red"), f"failed: {problems}"), soft_wrap=True)
         raise SystemExit(1)
 
 
 def benchmarks_folder() -> Path:
-    from ematrace.ledger.results import checkout_root
+    from ematrace import results
 
-    root = checkout_root()
+    root = results.checkout_root()
     if root is None or not (root / "benchmarks").is_dir():
         raise FileNotFoundError(
             "no benchmarks here: they are scripts in the folder benchmarks/ of ematrace's source checkout, and a wheel "
-            "does not bring them; in the checkout, `make bench` installs and runs them"
+            "does not contain them; in the checkout, `make bench` installs and runs them"
         )
     return root / "benchmarks"
 
@@ -109,7 +108,7 @@ def find_scripts(folder: Path) -> list[Script]:
 
 
 def describe(path: Path) -> Script:
-    """What a script needs and measures: its constant NEEDS and the first line of its docstring."""
+    """What a script needs (its constant NEEDS) and measures (the first line of its docstring)."""
     try:
         module = ast.parse(path.read_bytes(), str(path))
     except (SyntaxError, ValueError) as error:
@@ -127,7 +126,7 @@ def describe(path: Path) -> Script:
 
 
 def choose(scripts: Sequence[Script], names: Sequence[str], *, quick: bool, gpu: bool) -> list[Script]:
-    """Those asked for, else those that fit this machine; a script for GPUs has toy sizes that do with a CPU."""
+    """The scripts named, else those that fit this machine; with `--quick` a CPU is enough for all."""
     if not names:
         return [s for s in scripts if s.needs == "cpu" or (s.needs == "cuda" and gpu)]
     known = {s.name: s for s in scripts}
@@ -155,19 +154,20 @@ def show_scripts(scripts: Sequence[Script], console: Console) -> None:
 
 def run_script(
     script: Script, quick: bool, console: Console, error_console: Console
-) -> tuple[list[RecordFile], str | None]:
-    """The records it ended in, and what went wrong. Its output is shown as it comes; the JSON is not for people."""
-    from ematrace.bench import parse_record
+) -> tuple[list[CellFile], str | None]:
+    """The results it printed, and what went wrong. Its output is shown as it comes, without the lines of JSON."""
+    from ematrace.bench import Run
+    from ematrace.results.schema import decode_file
 
     lines: list[str] = []
     arguments = [sys.executable, str(script.path), *(["--quick"] if quick else [])]
     environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
-    if console.is_terminal:  # its tables go through a pipe, so it has to be told how wide they may be
+    if console.is_terminal:  # its output goes through a pipe, so it cannot see the terminal's width
         environment["COLUMNS"] = str(console.width)
     with ended_with_us(arguments, environment, error_console) as process:
         assert process.stdout is not None
         for line in process.stdout:
-            if line.startswith('{"format"'):
+            if line.startswith('{"schema"'):
                 lines.append(line)
             else:
                 console.print(Text(line.rstrip("\n")), soft_wrap=True)
@@ -175,19 +175,21 @@ def run_script(
     if status:
         return [], f"exit code {status}" if status > 0 else f"ended by {signal.Signals(-status).name}"
     try:
-        records = [parse_record(line, "its last line") for line in lines]
+        files = [decode_file(line.encode(), "its last line") for line in lines]
+        for file in files:
+            Run.of_file(file, "its last line").check()
     except ValueError as error:
         return [], str(error)
-    return records, None if records else "it ended without a record"
+    return files, None if files else "it ended without a result"
 
 
 @contextmanager
 def ended_with_us(
     arguments: list[str], environment: dict[str, str], error_console: Console
 ) -> Iterator[subprocess.Popen[str]]:
-    """A script and the processes it starts, in a group of their own, none of which outlives this block.
+    """A script and the processes it starts, in a process group that does not outlive this block.
 
-    A script writes no file when it is run from here, so that it can be ended at any moment.
+    A script that is run from here writes no file, so it can be ended at any moment.
     """
     process = subprocess.Popen(
         arguments, stdout=subprocess.PIPE, env=environment, text=True, encoding="utf-8", errors="replace",
@@ -204,16 +206,10 @@ def ended_with_us(
 
 
 def _end_group(process: subprocess.Popen[str]) -> None:
-    with suppress(ProcessLookupError):  # it may end by itself meanwhile
+    with suppress(ProcessLookupError):  # it may have ended by itself
         os.killpg(process.pid, signal.SIGTERM)
         try:
-            process.wait(SECONDS_TO_END)
-        except BaseException:  # it takes too long, or Ctrl-C came once more
+            process.wait(GRACE_PERIOD)
+        except BaseException:  # the grace period is over, or Ctrl-C came again
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-
-
-def write_record(made: RecordFile, out: Path) -> Path:
-    from ematrace.files import write_atomically
-
-    return write_atomically(out / f"{made.record.benchmark}.json", made.to_text().encode())

@@ -1,6 +1,6 @@
-"""Time of several contenders in one run, and the two ceilings that times are held against.
+"""Times of several contenders in one run, and the ceilings of the machine.
 
-Every repetition runs all contenders in turn, so that a busy moment of a shared machine hits them alike, and ratios are
+Every repetition runs all contenders in turn, so that a busy moment of a shared machine hits them alike. Ratios are
 taken within repetitions (`ematrace.bench.ratio`).
 """
 
@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-if TYPE_CHECKING:  # reading a record does not wait for torch
+if TYPE_CHECKING:  # reading results does not wait for torch
     import torch
 
 Work = Mapping[str, Callable[[], object]]
 
 PATIENCE = 3.0  # seconds without a bar
-LAUNCH_CYCLES = 2_000_000  # of a GPU's clock, about a millisecond: what Python needs to launch a backward pass
+LAUNCH_CYCLES = 2_000_000  # of the GPU's clock, about a millisecond: enough for Python to launch a backward pass
 
 
 @dataclass(frozen=True)
@@ -52,27 +52,33 @@ class Timing:
         return max(self.seconds)
 
 
-def time_cpu(work: Work, repetitions: int, warmup: int = 1) -> dict[str, Timing]:
+def time_cpu(
+    work: Work, repetitions: int, warmup: int = 1, prepare: Mapping[str, Callable[[], object]] | None = None
+) -> dict[str, Timing]:
     """Wall-clock seconds of each contender; `warmup` repetitions come first and do not count.
+
+    `prepare` is called before each call of the contender of that name, untimed.
 
     >>> list(time_cpu({"ours": lambda: sum(range(9)), "theirs": lambda: max(range(9))}, repetitions=3))
     ['ours', 'theirs']
     """
 
-    def once(call: Callable[[], object]) -> float:
+    def once(name: str) -> float:
+        if prepare and name in prepare:
+            prepare[name]()
         begun = time.perf_counter()
-        call()
+        work[name]()
         return time.perf_counter() - begun
 
     return _in_turn(work, once, repetitions, warmup)
 
 
 def time_gpu(work: Work, repetitions: int, warmup: int = 3, inner: int = 1) -> dict[str, Timing]:
-    """Seconds of the GPU per call, by CUDA events around `inner` calls on the current stream.
+    """GPU seconds per call, by CUDA events around `inner` calls on the current stream.
 
-    The GPU spins for a moment before the first event, so that the first launches queue up behind it: what is timed are
-    kernels, not Python. Work that Python cannot feed fast enough shows it with an `inner` that outlasts that moment.
-    Caches are not cleared: give inputs that are larger than the L2.
+    The GPU spins for about a millisecond before the first event, so that launches queue up behind it: kernels are
+    timed, not Python. Use an `inner` that takes longer than that to see whether Python launches fast enough.
+    Caches are not cleared: use inputs larger than the L2.
     """
     import torch
 
@@ -81,13 +87,13 @@ def time_gpu(work: Work, repetitions: int, warmup: int = 3, inner: int = 1) -> d
     if not torch.cuda.is_available():
         raise ValueError("time_gpu needs a CUDA GPU, and torch sees none here")
 
-    def once(call: Callable[[], object]) -> float:
+    def once(name: str) -> float:
         begun, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         torch.cuda.synchronize()
         torch.cuda._sleep(LAUNCH_CYCLES)
         begun.record()
         for _ in range(inner):
-            call()
+            work[name]()
         ended.record()
         ended.synchronize()
         return float(begun.elapsed_time(ended)) / 1000 / inner
@@ -95,17 +101,15 @@ def time_gpu(work: Work, repetitions: int, warmup: int = 3, inner: int = 1) -> d
     return _in_turn(work, once, repetitions, warmup)
 
 
-def _in_turn(
-    work: Work, once: Callable[[Callable[[], object]], float], repetitions: int, warmup: int
-) -> dict[str, Timing]:
+def _in_turn(work: Work, once: Callable[[str], float], repetitions: int, warmup: int) -> dict[str, Timing]:
     if not work or repetitions < 1 or warmup < 0:
         raise ValueError(f"nothing to time: {len(work)} contenders, {repetitions} repetitions, warm-up {warmup}")
     seconds: dict[str, list[float]] = {name: [] for name in work}
     with progress((warmup + repetitions) * len(work)) as step:
         for repetition in range(-warmup, repetitions):
-            for name, call in work.items():
+            for name in work:
                 step(name)
-                taken = once(call)
+                taken = once(name)
                 if repetition >= 0:
                     seconds[name].append(taken)
     return {name: Timing(tuple(values)) for name, values in seconds.items()}
@@ -113,10 +117,10 @@ def _in_turn(
 
 @contextmanager
 def progress(total: int) -> Iterator[Callable[[str], None]]:
-    """A bar, on stderr if that is a terminal, once a few seconds have passed.
+    """A progress bar on stderr, if that is a terminal, once a few seconds have passed.
 
-    Call `step(name)` before each of `total` pieces of work. It is drawn inside `step` alone, never by a thread beside
-    the work that is timed.
+    Call `step(name)` before each of `total` pieces of work. The bar is drawn inside `step` only: a thread of its own
+    would disturb the timing.
     """
     console = Console(stderr=True)
     if not console.is_terminal:

@@ -1,4 +1,4 @@
-"""A benchmark's record on the terminal."""
+"""A run of a benchmark on the terminal."""
 
 from __future__ import annotations
 
@@ -10,34 +10,24 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from ematrace.bench.compare import Run, Spread, Timed
 from ematrace.bench.measure import Timing
-from ematrace.bench.record import BenchmarkRecord, Row, Spread
 
 UNITS = {1.0: "s", 1e-3: "ms", 1e-6: "µs", 1e-9: "ns"}
 DASH = "–"
 PIPE_WIDTH = 130
-WORDS = (
-    "",
-    "benchmark",
-    "row",
-    "ratio",
-    "figure",
-    "note",
-    "needs",
-    "runs here",
-    "what",
-)  # heads of columns that hold no numbers
+WORDS = ("", "benchmark", "what", "time over time", "figure", "needs", "runs here")  # heads of columns of text
 
 
 def at_least_wide(console: Console) -> Console:
-    """Room for all columns in a file or a pipe, for which rich takes 80 characters where nobody says otherwise."""
+    """Wide enough for all columns: rich assumes 80 characters for a file or a pipe."""
     if console.is_terminal or "COLUMNS" in os.environ or console.width >= PIPE_WIDTH:
         return console
     return Console(width=PIPE_WIDTH)
 
 
 def three_digits(x: float) -> str:
-    """Three digits that count, without powers of ten where people write none.
+    """Three significant digits, without powers of ten down to a thousandth.
 
     >>> [three_digits(x) for x in (0.0, 0.04321, 1.5, 21.34, 489_123.0, 1.2e-7)]
     ['0', '0.0432', '1.50', '21.3', '489,123', '1.2e-07']
@@ -85,61 +75,59 @@ def percent(share: float | None) -> str:
     return DASH if share is None else f"{100 * share:.{0 if share >= 0.1 else 1}f}%"
 
 
-def record_tables(record: BenchmarkRecord) -> Group:
-    """Rows with their rates and shares of the ceilings; then ratios, figures, ceilings and what was checked."""
-    parts: list[RenderableType] = [Text(record.title, style="bold")]
-    if record.rows:
-        parts.append(_rows_table(record))
-    if record.ratios:
-        ratios = [(name, times(spread)) for name, spread in record.ratios.items()]
-        parts.append(table_of(["ratio", "median (range) within repetitions"], ratios))
-    if record.figures:
-        parts.append(table_of(["figure", "value"], [(name, three_digits(x)) for name, x in record.figures.items()]))
-    return Group(
-        *parts, *(Text(line, style="dim") for line in (*map(ceiling, record.ceilings.items()), *record.checks))
-    )
+def run_tables(run: Run) -> Group:
+    """Times with their rates and shares of the ceilings; ratios; other figures; ceilings, checks and notes."""
+    parts: list[RenderableType] = [Text(run.about.title, style="bold")]
+    if run.timed:
+        parts.append(_times_table(run))
+    if run.ratios:
+        ratios = [(name, times(spread)) for name, spread in run.ratios.items()]
+        parts.append(table_of(["time over time", "median (range) within repetitions"], ratios))
+    if run.figures:
+        parts.append(table_of(["figure", "value"], [(name, figure(x)) for name, x in run.figures.items()]))
+    lines = (*map(ceiling, run.ceilings.items()), *run.about.checks, *run.about.notes)
+    return Group(*parts, *(Text(line, style="dim") for line in lines))
+
+
+def figure(value: float | None) -> str:
+    return DASH if value is None else three_digits(value)
 
 
 def ceiling(item: tuple[str, float]) -> str:
     """A measured ceiling in words.
 
-    >>> ceiling(("copy_bytes_per_second", 4.3e12)), ceiling(("matmul_flops_per_second", 7.9e14))
+    >>> ceiling(("copy", 4.3e12)), ceiling(("matmul", 7.9e14))
     ('measured copy: 4.30 TB/s', 'measured matmul: 790 TFLOP/s')
     """
-    name, value = item
-    for unit, words in {"_bytes_per_second": "B/s", "_flops_per_second": "FLOP/s"}.items():
-        if name.endswith(unit):
-            prefix, scale = ("T", 1e12) if value >= 1e12 else ("G", 1e9)
-            what = name.removesuffix(unit).replace("_", " ")
-            return f"measured {what}: {three_digits(value / scale)} {prefix}{words}"
-    return f"measured {name.replace('_', ' ')}: {three_digits(value)}"
+    name, rate = item
+    unit = "FLOP/s" if name == "matmul" else "B/s"
+    prefix, scale = ("T", 1e12) if rate >= 1e12 else ("G", 1e9)
+    return f"measured {name}: {three_digits(rate / scale)} {prefix}{unit}"
 
 
-def _rows_table(record: BenchmarkRecord) -> Table:
+def _times_table(run: Run) -> Table:
     def shown(amount: float, scale: float = 1.0) -> str:
         return three_digits(amount / scale) if amount else DASH
 
-    fast = any(row.operations_per_second >= 1e12 for row in record.rows)
+    fast = any(timed.operations_per_second >= 1e12 for timed in run.timed)
     prefix, scale = ("T", 1e12) if fast else ("G", 1e9)
-    columns: dict[str, Callable[[Row], str]] = {
-        "median": lambda row: duration(row.timing.median),
-        "spread": lambda row: duration_range(row.timing),
-        "tokens/s": lambda row: count(row.tokens_per_second) if row.tokens else DASH,
-        "GB/s": lambda row: shown(row.bytes_per_second, 1e9),
-        "of copy": lambda row: percent(record.shares(row).get("copy")),
-        "of read": lambda row: percent(record.shares(row).get("read")),
-        f"{prefix}FLOP/s": lambda row: shown(row.operations_per_second, scale),
-        "of matmul": lambda row: percent(record.shares(row).get("matmul")),
-        "note": lambda row: row.note or DASH,
+    columns: dict[str, Callable[[Timed], str]] = {
+        "median": lambda timed: duration(timed.timing.median),
+        "spread": lambda timed: duration_range(timed.timing),
+        "tokens/s": lambda timed: count(timed.tokens_per_second) if timed.tokens else DASH,
+        "GB/s": lambda timed: shown(timed.bytes_per_second, 1e9),
+        "of copy": lambda timed: percent(run.shares(timed).get("copy")),
+        "of read": lambda timed: percent(run.shares(timed).get("read")),
+        f"{prefix}FLOP/s": lambda timed: shown(timed.operations_per_second, scale),
+        "of matmul": lambda timed: percent(run.shares(timed).get("matmul")),
     }
-    cells = {head: [cell(row) for row in record.rows] for head, cell in columns.items()}
+    cells = {head: [cell(timed) for timed in run.timed] for head, cell in columns.items()}
     used = {head: column for head, column in cells.items() if any(text != DASH for text in column)}
-    names = [row.name for row in record.rows]
-    return table_of(["", *used], zip(names, *used.values(), strict=True))
+    return table_of(["", *used], zip([timed.label for timed in run.timed], *used.values(), strict=True))
 
 
 def table_of(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
-    """Names and notes are folded where the terminal is narrow, numbers never."""
+    """Text is folded on a narrow terminal, numbers never."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for head in heads:
         words = head in WORDS
@@ -149,14 +137,14 @@ def table_of(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
     return table
 
 
-def summary_table(records: Iterable[BenchmarkRecord]) -> Table:
-    """All benchmarks of a run: a line per contender, and one per ratio to a peer."""
+def summary_table(runs: Iterable[Run]) -> Table:
+    """All benchmarks: a line per time, and one per ratio."""
     lines: list[tuple[str, str, str, str, str, str]] = []
-    for record in records:
-        for row in record.rows:
-            nearest = record.share_of_ceiling(row)
+    for run in runs:
+        for timed in run.timed:
+            nearest = run.share_of_ceiling(timed)
             share = DASH if nearest is None else f"{percent(nearest[1])} {nearest[0]}"
-            tokens = count(row.tokens_per_second) if row.tokens else DASH
-            lines.append((record.benchmark, row.name, duration(row.timing.median), tokens, share, DASH))
-        lines += [(record.benchmark, name, DASH, DASH, DASH, times(spread)) for name, spread in record.ratios.items()]
-    return table_of(["benchmark", "row", "median", "tokens/s", "of ceiling", "against peer"], lines)
+            tokens = count(timed.tokens_per_second) if timed.tokens else DASH
+            lines.append((run.benchmark, timed.label, duration(timed.timing.median), tokens, share, DASH))
+        lines += [(run.benchmark, name, DASH, DASH, DASH, times(spread)) for name, spread in run.ratios.items()]
+    return table_of(["benchmark", "what", "median", "tokens/s", "of ceiling", "ratio"], lines)

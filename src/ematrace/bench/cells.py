@@ -1,0 +1,150 @@
+"""A benchmark's measurements as cells: what was timed, the ceilings of the machine, and what is compared with what."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+import msgspec
+
+from ematrace.bench.measure import Timing, time_cpu, time_gpu
+from ematrace.results import Cell, Factors, Metric, Row
+from ematrace.results.schema import Factor, Name
+
+if TYPE_CHECKING:
+    import torch
+
+UNITS = {"bytes": "bytes", "operations": "FLOP", "tokens": "tokens"}
+# What a ceiling limits, and the metric it is measured in.
+CEILINGS = {
+    "copy": ("bytes", "bytes_per_second"),
+    "read": ("bytes", "bytes_per_second"),
+    "matmul": ("operations", "flops_per_second"),
+}
+BARE = ("contender", "pass")  # factors whose values need no name beside them
+
+
+class Comparison(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Cells whose times are divided: those with the factors `over` by those with `under`, both with `where`.
+
+    Two cells are a pair if all their other factors are equal. With `per`, times are taken per token or per byte.
+    """
+
+    over: dict[Name, Factor]
+    under: dict[Name, Factor]
+    where: dict[Name, Factor] = {}
+    per: Literal["tokens", "bytes"] | None = None
+
+
+class About(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What the settings of every benchmark say. `checks` is what was compared with the reference before timing."""
+
+    title: str
+    checks: list[str]
+    quick: bool = False
+    """Toy sizes: the times say nothing."""
+    notes: list[str] = []
+    comparisons: list[Comparison] = []
+
+
+def is_benchmark(cell: Cell) -> bool:
+    """Benchmarks and experiments share the store; only benchmarks have `checks` in their settings."""
+    return "checks" in cell.settings
+
+
+def label(factors: Factors) -> str:
+    """Factors in words.
+
+    >>> label({"contender": "chunked", "compiled": True, "pass": "forward", "tokens": 256})
+    'chunked forward compiled tokens=256'
+    """
+    bare = [str(factors[name]) for name in BARE if name in factors]
+    named = [
+        name if value is True else f"{name}={str(value).lower() if value is False else value}"
+        for name, value in factors.items()
+        if name not in BARE
+    ]
+    return " ".join((*bare, *named))
+
+
+@dataclass(frozen=True)
+class Case:
+    """One thing to time: its factors, and what one call needs to move and compute at the least."""
+
+    factors: Factors
+    call: Callable[[], object]
+    bytes: float = 0
+    operations: float = 0
+    tokens: float = 0
+    scale: float = 1.0
+    """Seconds are multiplied by it: 1/64 where a call makes 64 steps and the cell is about one."""
+    prepare: Callable[[], object] | None = None
+    """Called before each call, untimed."""
+    others: Mapping[str, Metric] = field(default_factory=dict)
+
+
+def time_cases(
+    cases: Sequence[Case],
+    repetitions: int,
+    device: torch.device | None = None,
+    warmup: int | None = None,
+) -> list[Row]:
+    """Time all cases in turn in every repetition; a cell for each.
+
+    CUDA events on a GPU; the wall clock on a CPU, which is also the default.
+    """
+    by_label = {label(case.factors): case for case in cases}
+    if len(by_label) < len(cases):
+        raise ValueError("two cases have the same factors")
+    work = {name: case.call for name, case in by_label.items()}
+    options: dict[str, Any] = {} if warmup is None else {"warmup": warmup}
+    if device is not None and device.type == "cuda":
+        timings = time_gpu(work, repetitions, **options)
+    else:
+        prepare = {name: case.prepare for name, case in by_label.items() if case.prepare is not None}
+        timings = time_cpu(work, repetitions, prepare=prepare, **options)
+    return [_timed_row(case, timings[name]) for name, case in by_label.items()]
+
+
+def _timed_row(case: Case, timing: Timing) -> Row:
+    return timing_row(
+        case.factors,
+        Timing(tuple(s * case.scale for s in timing.seconds)),
+        bytes=case.bytes,
+        operations=case.operations,
+        tokens=case.tokens,
+        **case.others,
+    )
+
+
+def timing_row(
+    factors: Factors,
+    timing: Timing,
+    *,
+    bytes: float = 0,
+    operations: float = 0,
+    tokens: float = 0,
+    **others: Metric,
+) -> Row:
+    """A cell of one timing; an amount of 0 does not apply."""
+    seconds = Metric(timing.median, "s", better="low", repetitions=timing.seconds)
+    amounts = {"bytes": bytes, "operations": operations, "tokens": tokens}
+    for name, amount in amounts.items():
+        if not 0 <= amount < math.inf:
+            raise ValueError(f"{name}: {amount} is not an amount")
+    known = {name: Metric(float(amount), UNITS[name]) for name, amount in amounts.items() if amount}
+    return Row(dict(factors), {"seconds": seconds, **known, **others})
+
+
+def ceiling_row(ceiling: Literal["copy", "read", "matmul"], per_second: float) -> Row:
+    """The cell of a measured ceiling.
+
+    >>> ceiling_row("copy", 4.3e12).metrics
+    {'bytes_per_second': Metric(value=4300000000000.0, unit='bytes/s', n=None, better=None, repetitions=())}
+    """
+    amount, metric = CEILINGS[ceiling]
+    if not 0 < per_second < math.inf:
+        raise ValueError(f"ceiling {ceiling}: {per_second} is not a rate")
+    return Row({"ceiling": ceiling}, {metric: Metric(float(per_second), f"{UNITS[amount]}/s")})
