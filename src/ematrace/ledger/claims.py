@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import tomllib
 from collections.abc import Iterator
@@ -13,7 +14,7 @@ from typing import Literal
 import msgspec
 
 from ematrace.results import Factors, Selector
-from ematrace.results.schema import Factor
+from ematrace.results.schema import Factor, Name
 
 COMPARISONS = (">", "<", "not >")
 Part = Literal["small", "large", "extension"]
@@ -153,10 +154,10 @@ def parse_claims(text: str, source: str = "claims") -> Claims:
     """Claims from TOML text: a table for each, beside [defaults] and [robustness]."""
     try:
         record = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:  # an integer of 5,000 digits is a plain ValueError
         raise ClaimsError(f"{source}: {_one_line(error)}") from error
     sections = {name: _factors(record.pop(name, {}), f"{source}: {name}") for name in SECTIONS}
-    claims = [_claim(id, body, f"{source}: {id}") for id, body in record.items()]
+    claims = [_claim(id, body, f"{source}: {' '.join(id.split())}") for id, body in record.items()]
     return Claims(tuple(sorted(claims, key=_order)), **sections)
 
 
@@ -167,7 +168,7 @@ def _order(claim: Claim) -> tuple[str, int]:
 
 def _factors(table: object, where: str) -> dict[str, Factor]:
     try:
-        return msgspec.convert(table, dict[str, Factor])
+        return msgspec.convert(table, dict[Name, Factor])
     except msgspec.ValidationError as error:
         raise ClaimsError(f"{where}: {_one_line(error)}") from error
 
@@ -182,8 +183,9 @@ class _Direction(msgspec.Struct, forbid_unknown_fields=True):
     by: float = 0.0
 
     def parse(self) -> Direction:
-        right = Selector.parse(self.right) if isinstance(self.right, str) else float(self.right)
-        return Direction(Selector.parse(self.left), self.op, right, _selector(self.over), self.by)
+        right = _selector("right", self.right) if isinstance(self.right, str) else _finite("right", self.right)
+        over = None if self.over is None else _selector("over", self.over)
+        return Direction(_selector("left", self.left), self.op, right, over, _finite("by", self.by))
 
 
 class _Figure(msgspec.Struct, forbid_unknown_fields=True):
@@ -194,7 +196,9 @@ class _Figure(msgspec.Struct, forbid_unknown_fields=True):
     over: str | None = None
 
     def parse(self) -> PaperFigure:
-        return PaperFigure(Selector.parse(self.of), self.paper, self.kind, _selector(self.minus), _selector(self.over))
+        minus = None if self.minus is None else _selector("minus", self.minus)
+        over = None if self.over is None else _selector("over", self.over)
+        return PaperFigure(_selector("of", self.of), _finite("paper", self.paper), self.kind, minus, over)
 
 
 class _Claim(msgspec.Struct, forbid_unknown_fields=True):
@@ -207,12 +211,21 @@ class _Claim(msgspec.Struct, forbid_unknown_fields=True):
     not_testable: str | None = None
 
 
-def _selector(text: str | None) -> Selector | None:
-    return None if text is None else Selector.parse(text)
+def _selector(field: str, text: str) -> Selector:
+    try:
+        return Selector.parse(text)
+    except ValueError as error:
+        raise ValueError(f"'{field}': {error}") from error
+
+
+def _finite(field: str, number: float) -> float:
+    if not math.isfinite(number):
+        raise ValueError(f"'{field}': {number} is not a finite number")
+    return float(number)
 
 
 def _claim(id: str, body: object, where: str) -> Claim:
-    if re.fullmatch(r"[A-Za-z]+[0-9]+", id) is None:
+    if re.fullmatch(r"[A-Za-z]+[0-9]{1,9}", id) is None:
         raise ClaimsError(f"{where}: an id is letters and a number, such as C01")
     try:
         read = msgspec.convert(body, _Claim)

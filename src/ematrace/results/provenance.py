@@ -16,21 +16,25 @@ from typing import Annotated, Any
 import msgspec
 
 COMMIT_VARIABLE = "EMATRACE_COMMIT"
+Line = Annotated[str, msgspec.Meta(pattern=r"\A[^\x00-\x1f\x7f-\x9f\u2028\u2029]*\Z", max_length=2000)]
+"""Text without line breaks and control characters: it is shown in tables, errors and terminals."""
+Integer = Annotated[int, msgspec.Meta(ge=-(2**53), le=2**53)]
+"""What a float holds exactly, too."""
 PACKAGES = ("numpy", "scipy", "scikit-learn", "numba", "torch", "ematrace")
 
 
 class Provenance(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """`seconds` is the wall-clock time of the run, `command` what runs it again."""
 
-    date: str
+    date: Line
     """ISO 8601, with a time zone."""
-    commit: str | None
+    commit: Line | None
     dirty: bool | None
-    hardware: dict[str, Any]
-    versions: dict[str, str | None]
+    hardware: dict[Line, Line | Integer | float | bool | None]
+    versions: dict[Line, Line | None]
     seconds: Annotated[float, msgspec.Meta(ge=0)]
     peak_memory_mb: float | None
-    command: str = ""
+    command: Line = ""
 
     def __post_init__(self) -> None:
         try:

@@ -14,15 +14,20 @@ from typing import Annotated, Any, Literal, TypeAlias
 import msgspec
 
 from ematrace.files import write_atomically
-from ematrace.results.provenance import Provenance
+from ematrace.results.provenance import Integer, Line, Provenance
 
 SCHEMA = 2
 SCALES = ("cpu", "gpu")
 LONGEST_NAME = 120  # characters of a file name made from factors
+DEEPEST = 50  # levels of nesting in settings
+# Squares and fourth powers of what lies between are ordinary floats: no interval can overflow.
+SMALLEST, LARGEST = 1e-60, 1e60
 
-Name = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z_][\w.-]*$", max_length=100)]
+NAME = r"[A-Za-z_][A-Za-z0-9_.-]*"
+Name = Annotated[str, msgspec.Meta(pattern=rf"\A{NAME}\Z", max_length=100)]
 """A plain name: it becomes part of a file name, a table head, a selector."""
-Factor: TypeAlias = str | int | float | bool
+Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
+Factor: TypeAlias = Line | Integer | float | bool
 Factors: TypeAlias = Mapping[str, Factor]
 
 
@@ -39,9 +44,9 @@ class Metric(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
 
     value: float | None
     """None where there was nothing to measure, such as a role that never occurs."""
-    unit: str = ""
+    unit: Line = ""
     """"accuracy" (a share of `n`), "nats", "tokens/s", "s", "bytes", ..."""
-    n: Annotated[int, msgspec.Meta(ge=0)] | None = None
+    n: Count | None = None
     """How many items (tokens, sentences) the value was scored on: what an interval within one seed needs."""
     better: Literal["low", "high"] | None = None
     repetitions: tuple[float, ...] = ()
@@ -49,8 +54,11 @@ class Metric(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
 
     def __post_init__(self) -> None:
         numbers = (*self.repetitions, *(() if self.value is None else (self.value,)))
-        if not all(map(math.isfinite, numbers)):
-            raise ValueError("not a finite number; a missing value is null")
+        for number in numbers:
+            if not math.isfinite(number):
+                raise ValueError("not a finite number; a missing value is null")
+            if number and not SMALLEST <= abs(number) <= LARGEST:
+                raise ValueError(f"{number} is neither 0 nor between {SMALLEST:g} and {LARGEST:g} in size")
         if self.unit == "accuracy" and self.value is not None and not 0.0 <= self.value <= 1.0:
             raise ValueError(f"an accuracy of {self.value} lies outside [0, 1]")
         if self.n == 0 and self.value is not None:
@@ -73,13 +81,14 @@ class CellFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     schema: int
     experiment: Name
     scale: Literal["cpu", "gpu"]
-    seed: int
+    seed: Count
     factors: dict[Name, Factor]
     settings: dict[str, Any]
     provenance: Provenance
     cells: list[Row]
 
     def __post_init__(self) -> None:
+        _check_settings(self.settings, DEEPEST)
         seen: set[str] = set()
         for row in self.cells:
             both = [name for name in row.factors if name in self.factors]
@@ -125,38 +134,83 @@ class Cell:
 
 
 def file_name(factors: Factors, seed: int, scale: str) -> str:
-    """A readable name, shortened to a hash where factors are many.
+    """A readable name, with a hash where it would be too long or could stand for other factors too.
 
     >>> file_name({"context": "ema", "ffn": "dense"}, seed=3, scale="gpu")
     'context-ema_ffn-dense_seed-3_gpu.json'
     """
-    parts = [f"{name}-{factors[name]}" for name in sorted(factors)]
-    text = re.sub(r"[^\w.+-]", "-", "_".join(parts))
-    # Different factors must not meet in one name, however they are spelt.
-    if len(text) > LONGEST_NAME or text != "_".join(parts):
+    plain = _normalise(factors)
+    text = "_".join(f"{name}-{_spell(plain[name])}" for name in sorted(plain))
+    if len(text) > LONGEST_NAME or _FILE_TEXT.fullmatch(text) is None or _unspell(text) != plain:
         digest = hashlib.sha256(_canonical(factors).encode()).hexdigest()[:12]
-        text = f"{text[: LONGEST_NAME - 13]}-{digest}"
+        text = re.sub(r"[^A-Za-z0-9_.+-]", "-", text[: LONGEST_NAME - 13]) + f"-{digest}"
     return "_".join([*([text] if text else []), f"seed-{seed}", scale]) + ".json"
 
 
+_FILE_TEXT = re.compile(r"[A-Za-z0-9_.+-]*")
+_FILE_FACTOR = re.compile(r"(?:^|_)([A-Za-z_][A-Za-z0-9_.]*)-(.*?)(?=$|_[A-Za-z_][A-Za-z0-9_.]*-)")
+
+
+def _spell(value: Factor) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _unspell(text: str) -> Factors:
+    """The factors that a file name made of names and values is read as."""
+    return {name: parse_factor(value) for name, value in _FILE_FACTOR.findall(text)}
+
+
+def parse_factor(text: str) -> Factor:
+    """A number, true or false where the text is JSON for it, else the text itself; `"0.5"` in quotes is text."""
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+    if isinstance(value, float) and not math.isfinite(value):
+        return text
+    return value if isinstance(value, str | int | float | bool) else text
+
+
+def _normalise(factors: Factors) -> dict[str, Factor]:
+    """Plain Python values in which 1 and 1.0 are the same, as they are to a selector."""
+    plain = {name: plain_value(value) if hasattr(value, "tolist") else value for name, value in factors.items()}
+    return {k: int(v) if isinstance(v, float) and v.is_integer() else v for k, v in plain.items()}
+
+
 def _canonical(factors: Factors) -> str:
-    return json.dumps(dict(factors), sort_keys=True)
+    return json.dumps(_normalise(factors), sort_keys=True)
+
+
+def plain_value(value: Any) -> Any:
+    """Numbers and arrays of numpy and torch as plain Python ones."""
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    raise TypeError(f"a {type(value).__name__} cannot be written to a result")
+
+
+def _check_settings(value: Any, levels: int) -> None:
+    if isinstance(value, dict | list | tuple):
+        if levels == 0:
+            raise ValueError(f"settings are nested more than {DEEPEST} levels deep")
+        for part in value.values() if isinstance(value, dict) else value:
+            _check_settings(part, levels - 1)
+    elif isinstance(value, int) and abs(value) > 2**64:
+        raise ValueError("settings hold an integer of more than 64 bits")
 
 
 def encode_file(file: CellFile) -> bytes:
     """The file's text: a cell per line, for people and for git."""
     try:
-        # Through the decoder: what cannot be read back is not written.
-        text = msgspec.json.encode(file)
-        _decode(text)
+        head = msgspec.to_builtins(file, enc_hook=plain_value)
+        cells = head.pop("cells")
+        lines = [f"  {json.dumps(key)}: {_dumps(value)}" for key, value in head.items()]
+        rows = ",\n".join(f"    {_dumps(cell)}" for cell in cells)
+        lines.append(f'  "cells": [\n{rows}\n  ]' if cells else '  "cells": []')
+        data = ("{\n" + ",\n".join(lines) + "\n}\n").encode()
+        _decode(data)  # what cannot be read back is not written
     except (TypeError, ValueError, RecursionError, OverflowError) as error:
         raise ResultError(f"{file.experiment}: {_one_line(error)}") from error
-    head = msgspec.to_builtins(file)
-    cells = head.pop("cells")
-    lines = [f"  {json.dumps(key)}: {_dumps(value)}" for key, value in head.items()]
-    rows = ",\n".join(f"    {_dumps(cell)}" for cell in cells)
-    lines.append(f'  "cells": [\n{rows}\n  ]' if cells else '  "cells": []')
-    return ("{\n" + ",\n".join(lines) + "\n}\n").encode()
+    return data
 
 
 def _dumps(value: object) -> str:
@@ -179,11 +233,20 @@ def _decode(data: bytes) -> CellFile:
     schema = msgspec.json.decode(data, type=_Header).schema
     if schema != SCHEMA:
         raise ValueError(f"schema {schema}, this program reads {SCHEMA}")
-    return msgspec.json.decode(data, type=CellFile)
+    file = msgspec.json.decode(data, type=CellFile)
+    # msgspec keeps the last of two equal keys: a metric would be lost without a word.
+    json.loads(data, object_pairs_hook=_refuse_duplicates)
+    return file
+
+
+def _refuse_duplicates(pairs: list[tuple[str, Any]]) -> None:
+    keys = [key for key, _ in pairs]
+    if len(set(keys)) < len(keys):
+        raise ValueError(f"field {next(k for k in keys if keys.count(k) > 1)!r} is given twice")
 
 
 def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())
+    return " ".join(str(error).split())[:500]
 
 
 def read_file(path: str | Path) -> CellFile:

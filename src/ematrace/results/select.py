@@ -13,10 +13,12 @@ from functools import cached_property
 from pathlib import Path
 
 from ematrace.results.sample import Sample
-from ematrace.results.schema import Factor, Factors, Metric
+from ematrace.results.schema import NAME, Factor, Factors, Metric, ResultError, parse_factor
 from ematrace.results.store import StoredCell
 
-_SELECTOR = re.compile(r"(?P<experiment>[\w.-]+)/(?P<metric>[\w.-]+)(?:\{(?P<where>[^{}]*)\})?")
+_SELECTOR = re.compile(rf"(?P<experiment>{NAME})/(?P<metric>{NAME})(?:\{{(?P<where>.*)\}})?", re.DOTALL)
+_BARE = r"[^\x00-\x1f\x7f\",{}]*"  # any other text stands in quotes, as JSON
+_FACTOR = re.compile(rf"(?P<name>{NAME})\s*=\s*(?P<value>\"(?:[^\"\\]|\\.)*\"\s*|{_BARE})(?:,\s*|\Z)")
 
 
 class AmbiguousSelection(ValueError):
@@ -33,20 +35,24 @@ class Selector:
 
     @classmethod
     def parse(cls, text: str) -> Selector:
-        """Values are JSON where they are JSON (numbers, true), else text; `"0.5"` in quotes is text.
+        """Values are JSON where they are JSON (numbers, true), else text. Text in quotes is text, whatever it holds.
 
         >>> Selector.parse("gap/val_nats{context=ema, width=128}")
         Selector(experiment='gap', metric='val_nats', where={'context': 'ema', 'width': 128})
         """
         match = _SELECTOR.fullmatch(text)
         if match is None:
-            raise ValueError(f"'{text}' is not of the form experiment/metric{{factor=value, ...}}")
+            raise ValueError(f"{text!r} is not of the form experiment/metric{{factor=value, ...}}")
         where: dict[str, Factor] = {}
-        for part in filter(None, (part.strip() for part in (match["where"] or "").split(","))):
-            name, equals, value = (piece.strip() for piece in part.partition("="))
-            if not equals or not name or not value or name in where:
-                raise ValueError(f"'{text}': '{part}' is not one factor=value")
-            where[name] = _value(value)
+        rest = (match["where"] or "").strip()
+        while rest:
+            factor = _FACTOR.match(rest)
+            if factor is None or not factor["value"].strip():
+                raise ValueError(f"{text!r}: {rest!r} does not start with factor=value; other text stands in quotes")
+            if factor["name"] in where:
+                raise ValueError(f"{text!r}: factor '{factor['name']}' is given twice")
+            where[factor["name"]] = parse_factor(factor["value"].strip())
+            rest = rest[factor.end() :]
         return cls(match["experiment"], match["metric"], where)
 
     def __str__(self) -> str:
@@ -54,20 +60,18 @@ class Selector:
         return f"{self.experiment}/{self.metric}" + (f"{{{where}}}" if where else "")
 
     def __hash__(self) -> int:
-        return hash(str(self))
-
-
-def _value(text: str) -> Factor:
-    try:
-        value = json.loads(text)
-    except ValueError:
-        return text
-    return value if isinstance(value, str | int | float | bool) else text
+        return hash((self.experiment, self.metric, frozenset(self.where.items())))
 
 
 def _text(value: Factor) -> str:
-    if isinstance(value, str):
-        return json.dumps(value) if _value(value) != value else value
+    """Text is quoted where it would be read as something else."""
+    if (
+        isinstance(value, str)
+        and value == value.strip() != ""
+        and re.fullmatch(_BARE, value)
+        and value == parse_factor(value)
+    ):
+        return value
     return json.dumps(value)
 
 
@@ -153,12 +157,12 @@ class Table:
         return Table(s for s in self.cells if s.local)
 
     def by_seed(self) -> dict[int, Table]:
-        """A table for every seed."""
-        return {seed: Table(s for s in self.cells if s.cell.seed == seed) for seed in self.seeds}
-
-    @property
-    def seeds(self) -> tuple[int, ...]:
-        return tuple(sorted({s.cell.seed for s in self.cells}))
+        """The cells in force of every seed. They are chosen before, so that four own seeds never mix with twenty."""
+        tables: dict[int, list[StoredCell]] = defaultdict(list)
+        for cells in self.evidence.values():
+            for stored in cells:
+                tables[stored.cell.seed].append(stored)
+        return {seed: Table(tables[seed]) for seed in sorted(tables)}
 
     def values_of(self, experiment: str, factor: str, **where: Factor) -> tuple[Factor, ...]:
         """The values a factor takes in the cells in force, in their order."""
@@ -183,6 +187,7 @@ class Table:
             by_settings[self._settings_key(stored)].append(stored)
         chosen = _best(by_settings.values())
         _refuse_ambiguity(selector, chosen)
+        _refuse_other_units(selector, chosen)
         latest: dict[int, StoredCell] = {}
         for stored in sorted(chosen, key=_date):  # measured twice: the newest counts
             latest[stored.cell.seed] = stored
@@ -212,12 +217,21 @@ def _same(a: Factor, b: Factor) -> bool:
 
 
 def _refuse_ambiguity(selector: Selector, cells: Sequence[StoredCell]) -> None:
-    names = dict.fromkeys(name for stored in cells for name in stored.cell.factors)
-    for name in names:
-        values = dict.fromkeys(str(stored.cell.factors.get(name, "(absent)")) for stored in cells)
-        if len(values) > 1:
-            shown = ", ".join(list(values)[:5])
-            raise AmbiguousSelection(f"{selector}: factor '{name}' has several values ({shown}); name one")
+    first = cells[0]
+    for stored in cells:
+        ours, others = first.cell.factors, stored.cell.factors
+        for name in dict.fromkeys((*ours, *others)):
+            if name not in ours or name not in others or not _same(ours[name], others[name]):
+                one, two = (_text(f[name]) if name in f else "absent" for f in (ours, others))
+                places = f"{one} in {first.path}, {two} in {stored.path}"
+                raise AmbiguousSelection(f"{selector}: factor '{name}' has several values ({places}); name one")
+
+
+def _refuse_other_units(selector: Selector, cells: Sequence[StoredCell]) -> None:
+    unit = cells[0].cell.metrics[selector.metric].unit
+    for stored in cells:
+        if (other := stored.cell.metrics[selector.metric].unit) != unit:
+            raise ResultError(f"{stored.path}: {selector} is in {other!r}, in {cells[0].path} in {unit!r}")
 
 
 def _date(stored: StoredCell) -> datetime:

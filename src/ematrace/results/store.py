@@ -57,7 +57,12 @@ class Store:
                     yield path, is_local
 
     def load(self) -> list[StoredCell]:
-        """Every cell of both folders. A file that breaks the schema is an error that names it."""
-        return [
-            StoredCell(cell, path, is_local) for path, is_local in self.files() for cell in read_file(path).unpack()
-        ]
+        """Every cell of both folders. A file that breaks the schema, or is not where it belongs, is an error."""
+        cells: list[StoredCell] = []
+        for path, is_local in self.files():
+            file = read_file(path)
+            # A copy under another name would count twice, or hide the run that it was copied from.
+            if (file.experiment, file.name) != (path.parent.name, path.name):
+                raise ResultError(f"{path}: holds what belongs in {file.experiment}/{file.name}")
+            cells += (StoredCell(cell, path, is_local) for cell in file.unpack())
+        return cells
