@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -13,13 +12,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from rich.console import Console
 
 from bench_support import made_up_file
-from ematrace import bench_cli, cli
-from ematrace.bench import parse_record, read_record
-from ematrace.ledger import results
+from ematrace import bench_cli, cli, results
+from ematrace.bench import Run
+from ematrace.results import CellFile, Store, read_file
+from ematrace.results.schema import decode_file
 
 Answer = tuple[int, str, str]
 REPOSITORY = Path(__file__).parents[1]
@@ -38,13 +39,17 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return made
 
 
-def script(folder: Path, name: str, code: str = "", needs: str | None = "cpu", **changes: Any) -> None:
-    """Runs `code`, in which `record` is a line of JSON that a real benchmark would end in."""
+def line_of(file: CellFile) -> str:
+    return msgspec.json.encode(file).decode()
+
+
+def script(folder: Path, name: str, code: str = "", needs: str | None = "cpu", **about: Any) -> None:
+    """Runs `code`, in which `result` is a line of JSON that a real benchmark would end in."""
     constant = "" if needs is None else f'NEEDS = "{needs}"\n'
-    record = made_up_file(benchmark=name, **changes).to_json()
-    body = textwrap.dedent(code) or "print(record)"
+    result = line_of(made_up_file(benchmark=name, **about))
+    body = textwrap.dedent(code) or "print(result)"
     (folder / f"{name}.py").write_text(
-        f'"""What {name} measures.\n\nMore."""\nimport sys\n{constant}record = {record!r}\n{body}\n', encoding="utf-8"
+        f'"""What {name} measures.\n\nMore."""\nimport sys\n{constant}result = {result!r}\n{body}\n', encoding="utf-8"
     )
 
 
@@ -67,8 +72,13 @@ def call(folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFix
     return run
 
 
-def kept(folder: str | Path = "results/local/benchmarks") -> list[str]:
-    return sorted(p.name for p in Path(folder).iterdir() if p.is_file())
+def kept(folder: str | Path = "results/local") -> list[str]:
+    """The benchmarks that left a file."""
+    return sorted(p.relative_to(folder).parent.as_posix() for p in Path(folder).rglob("*") if p.is_file())
+
+
+def result_of(name: str, folder: str = "results/local") -> CellFile:
+    return read_file(Path(folder, name, "seed-0_cpu.json"))
 
 
 def test_help_teaches_by_example(call: Callable[..., Answer]) -> None:
@@ -100,17 +110,17 @@ class TestChoice:
         script(folder, "slow", needs="cpu")
         script(folder, "fast", needs="cuda")
         status, _, err = call()
-        assert (status, kept()) == (0, ["slow.json"])
+        assert (status, kept()) == (0, ["slow"])
         assert "fast (needs cuda)" in err
         monkeypatch.setattr(bench_cli, "sees_gpu", lambda: True)
         assert call()[0] == 0
-        assert kept() == ["fast.json", "slow.json"]
+        assert kept() == ["fast", "slow"]
 
     def test_names_choose(self, call: Callable[..., Answer], folder: Path) -> None:
         for name in ("a", "b", "c"):
             script(folder, name)
         assert call("c", "a", "c")[0] == 0
-        assert kept() == ["a.json", "c.json"]
+        assert kept() == ["a", "c"]
 
     def test_an_unknown_name_is_refused_before_anything_runs(self, call: Callable[..., Answer], folder: Path) -> None:
         script(folder, "a")
@@ -154,39 +164,41 @@ class TestChoice:
 
 
 class TestRunning:
-    def test_output_is_shown_and_the_record_is_not(self, call: Callable[..., Answer], folder: Path) -> None:
-        script(folder, "a", "print('a table')\nprint('a remark', file=sys.stderr)\nprint(record)")
+    def test_output_is_shown_and_the_result_is_not(self, call: Callable[..., Answer], folder: Path) -> None:
+        script(folder, "a", "print('a table')\nprint('a remark', file=sys.stderr)\nprint(result)")
         status, out, err = call()
         assert status == 0
         assert "What a measures" in out
         assert "a table\n" in out
         assert err == "a remark\n"
-        assert '{"format"' not in out
-        assert read_record("results/local/benchmarks/a.json") == made_up_file(benchmark="a")
+        assert '{"schema"' not in out
+        assert result_of("a") == made_up_file(benchmark="a")
+        assert {s.cell.experiment for s in Store(None, Path("results/local")).load()} == {"a"}
 
     def test_the_summary_stands_at_the_end(self, call: Callable[..., Answer], folder: Path) -> None:
         script(folder, "a")
         script(folder, "b")
         lines = [line.split() for line in call()[1].splitlines()]
         ours = ["ours", "2.00", "ms", "50,000", "50%", "copy", "–"]  # 8 MB in 2 ms against 8 GB/s
-        against = ["ours", "against", "theirs", "–", "–", "–", "4.00x", "(2.50–4.00)"]
+        against = ["theirs", "/", "ours", "–", "–", "–", "4.00x", "(2.50–4.00)"]
         places = [lines.index(line) for line in (["a", *ours], ["a", *against], ["b", *ours], ["b", *against])]
         assert places == sorted(places)
         assert lines.index(["[2/2]", "b", "What", "b", "measures"]) < places[0]
 
-    def test_quick_is_passed_on_and_kept_apart(self, call: Callable[..., Answer], folder: Path) -> None:
-        script(folder, "a", "print(sys.argv[1:])\nprint(record)")
+    def test_quick_is_passed_on_and_never_counts(self, call: Callable[..., Answer], folder: Path) -> None:
+        script(folder, "a", "print(sys.argv[1:])\nprint(result)")
         assert "\n[]\n" in call()[1]
-        before = read_record("results/local/benchmarks/a.json")
-        script(folder, "a", "print(sys.argv[1:])\nprint(record)", title="toy")
+        before = result_of("a")
+        script(folder, "a", "print(sys.argv[1:])\nprint(result)", title="toy", quick=True)
         assert "\n['--quick']\n" in call("--quick")[1]
-        assert read_record("results/local/benchmarks/a.json") == before
-        assert read_record("results/local/benchmarks/quick/a.json").record.title == "toy"
+        assert result_of("a") == before
+        assert result_of("a", "results/local/quick").settings["title"] == "toy"
+        assert {s.cell.settings["title"] for s in Store(None, Path("results/local")).load()} == {"Ours against theirs"}
 
-    def test_out_says_where_records_go(self, call: Callable[..., Answer], folder: Path) -> None:
+    def test_out_says_where_results_go(self, call: Callable[..., Answer], folder: Path) -> None:
         script(folder, "a")
         assert call("--out", "there/it/is")[0] == 0
-        assert kept("there/it/is") == ["a.json"]
+        assert kept("there/it/is") == ["a"]
         assert sorted(p.name for p in Path().iterdir()) == ["there"]
 
     def test_an_out_that_is_a_file_is_refused_before_anything_runs(
@@ -199,11 +211,11 @@ class TestRunning:
         assert "taken" in err
         assert not Path("ran").exists()
 
-    def test_a_script_may_leave_several_records(self, call: Callable[..., Answer], folder: Path) -> None:
-        other = made_up_file(benchmark="a-other").to_json()
-        script(folder, "a", f"print({other!r})\nprint(record)")
+    def test_a_script_may_leave_several_results(self, call: Callable[..., Answer], folder: Path) -> None:
+        other = line_of(made_up_file(benchmark="a-other"))
+        script(folder, "a", f"print({other!r})\nprint(result)")
         assert call()[0] == 0
-        assert kept() == ["a-other.json", "a.json"]
+        assert kept() == ["a", "a-other"]
 
 
 class TestFailing:
@@ -212,10 +224,13 @@ class TestFailing:
         [
             ("sys.exit(3)", "exit code 3"),
             ("sys.exit('forward differs from the reference')", "exit code 1"),
-            ("print(record)\nraise RuntimeError('late')", "exit code 1"),
+            ("print(result)\nraise RuntimeError('late')", "exit code 1"),
             ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", "ended by SIGKILL"),
-            ("print('nothing measured')", "it ended without a record"),
-            ("print(record.replace('\"rows\"', '\"columns\"'))", "field 'columns'"),
+            ("print('nothing measured')", "it ended without a result"),
+            ("print(result.replace('\"cells\"', '\"rows\"'))", "rows"),
+            ("print(result.replace('\"seconds\"', '\"bytes_\"', 1)[:-1])", "truncated"),
+            ("print(result.replace('0.001', '-0.001'))", "no positive, finite time"),
+            ("print(result.replace('\"checks\"', '\"passed\"'))", "`checks`"),
         ],
     )
     def test_the_others_still_run_and_the_exit_code_is_1(
@@ -226,8 +241,8 @@ class TestFailing:
         script(folder, "c")
         status, out, err = call()
         assert status == 1
-        assert kept() == ["a.json", "c.json"]
-        assert "c" in [line.split()[0] for line in out.splitlines() if "against" in line]
+        assert kept() == ["a", "c"]
+        assert "c" in [line.split()[0] for line in out.splitlines() if " / " in line]
         last = err.splitlines()[-1]
         assert last.startswith("error: failed: b (")
         assert problem in last
@@ -236,12 +251,12 @@ class TestFailing:
         script(folder, "a", "sys.exit('forward differs from the reference')")
         assert "forward differs from the reference\n" in call()[2]
 
-    def test_an_older_record_stays(self, call: Callable[..., Answer], folder: Path) -> None:
+    def test_an_older_result_stays(self, call: Callable[..., Answer], folder: Path) -> None:
         script(folder, "a")
         call()
-        script(folder, "a", "print(record)\nsys.exit(1)", title="newer")
+        script(folder, "a", "print(result)\nsys.exit(1)", title="newer")
         assert call()[0] == 1
-        assert read_record("results/local/benchmarks/a.json").record.title == "Ours against theirs"
+        assert result_of("a").settings["title"] == "Ours against theirs"
 
 
 def alive(pid: int) -> bool:
@@ -261,7 +276,7 @@ def test_a_stop_ends_the_script_and_what_it_started_and_leaves_no_file(folder: P
         """
         import os, subprocess, time
         child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
-        print(record, flush=True)
+        print(result, flush=True)
         with open("started.part", "w") as file:
             file.write(f"{os.getpid()} {child.pid}")
         os.rename("started.part", "started")
@@ -306,15 +321,15 @@ def test_the_benchmark_of_spcn_runs(tmp_path: Path) -> None:
     pytest.importorskip("reservoirpy")
     command = [sys.executable, str(REPOSITORY / "benchmarks" / "spcn.py"), "--quick", "--record", str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
-    told = parse_record(done.stdout.splitlines()[-1])
-    assert read_record(tmp_path / "spcn.json") == told
-    assert told.command == "python benchmarks/spcn.py --quick"
-    by_name = {row.name: row for row in told.record.rows}
-    ours, theirs = by_name["spcn_learn"], by_name["reservoirpy_hebbian_fit"]
+    file = decode_file(done.stdout.splitlines()[-1].encode())
+    assert result_of("spcn", str(tmp_path / "quick")) == file
+    assert file.provenance.command == "python benchmarks/spcn.py --quick"
+    run = Run.of_file(file)
+    ours = next(t for t in run.timed if t.factors == {"contender": "spcn", "task": "learn", "variant": "full"})
+    theirs = next(t for t in run.timed if t.factors == {"contender": "reservoirpy", "task": "hebbian_fit"})
     # Their fit sees fewer tokens, so what is compared are times per token, within repetitions.
     rates = [
         (t / theirs.tokens) / (o / ours.tokens) for o, t in zip(ours.timing.seconds, theirs.timing.seconds, strict=True)
     ]
-    found = told.record.ratios["learning_over_reservoirpy_hebbian_fit"]
-    assert found[1:] == pytest.approx((min(rates), max(rates)))
-    assert json.loads((tmp_path / "spcn.json").read_text())["format"] == 1
+    name = "reservoirpy task=hebbian_fit / spcn task=learn variant=full, per token"
+    assert run.ratios[name][1:] == pytest.approx((min(rates), max(rates)))

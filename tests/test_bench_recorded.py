@@ -1,0 +1,68 @@
+"""The recorded runs of benchmarks: every figure of version 0.1 is there again, and no name is taken twice."""
+
+from __future__ import annotations
+
+import json
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ematrace.bench import Run, is_benchmark, runs_of
+from ematrace.results import Store, Table
+
+REPOSITORY = Path(__file__).parents[1]
+RECORDED = REPOSITORY / "results"
+# Names of version 0.1 beside today's: [was, is, value, ...].
+OLD: dict[str, Any] = json.loads((Path(__file__).parent / "data" / "benchmarks_v0.1.json").read_text(encoding="utf-8"))
+
+
+@pytest.fixture(scope="module")
+def table() -> Table:
+    if not RECORDED.is_dir():
+        pytest.skip("no checkout")
+    return Table(Store(RECORDED, RECORDED / "local").load())
+
+
+@pytest.fixture(scope="module")
+def runs(table: Table) -> dict[str, Run]:
+    return {run.benchmark: run for run in runs_of(table) if not run.local}
+
+
+@pytest.mark.parametrize("benchmark", OLD)
+def test_figures_of_version_0_1(benchmark: str, runs: dict[str, Run]) -> None:
+    run, old = runs[benchmark], OLD[benchmark]
+    if run.provenance.commit != old["commit"]:  # measured again since
+        assert datetime.fromisoformat(run.provenance.date) > datetime.fromisoformat(old["date"])
+        return
+    assert [getattr(run.provenance, name) for name in ("date", "seconds", "command")] == [
+        old[name] for name in ("date", "seconds", "command")
+    ]
+    assert run.ceilings == old["ceilings"]
+    by_label = {timed.label: timed for timed in run.timed}
+    assert len(by_label) == len(old["times"])
+    for _, name, median, repetitions, n_bytes, tokens in old["times"]:
+        timed = by_label[name]
+        assert (timed.timing.median, len(timed.timing.seconds)) == (median, repetitions)
+        assert (timed.bytes, timed.tokens) == (n_bytes, tokens)
+    for _, name, spread in old["ratios"]:
+        assert run.ratios[name] == pytest.approx(spread, rel=1e-12)
+    medians = {name: spread[0] for name, spread in run.ratios.items()}
+    for _, name, value in old["figures"]:
+        assert {**run.figures, **medians}[name] == pytest.approx(value, rel=1e-12)
+
+
+def test_every_recorded_run_can_be_shown(runs: dict[str, Run]) -> None:
+    assert set(runs) >= set(OLD)
+    for run in runs.values():
+        run.check()
+        assert not run.about.quick
+
+
+def test_benchmarks_and_experiments_have_names_of_their_own(table: Table, runs: dict[str, Run]) -> None:
+    experiments = {stored.cell.experiment for stored in table.cells if not is_benchmark(stored.cell)}
+    assert experiments
+    scripts = {path.stem for path in (REPOSITORY / "benchmarks").glob("*.py")}
+    assert not experiments & (scripts | set(runs))
+    assert set(runs) <= scripts
