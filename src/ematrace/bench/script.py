@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
-from rich.console import Console
 
 from ematrace.bench.cells import About, Comparison
 from ematrace.bench.compare import Run
@@ -61,6 +60,10 @@ def finish(
     to: Path | None = None,
 ) -> CellFile:
     """Print the tables, write the file under `to`, and print it as the last line; `scale` is where this ran."""
+    from rich.console import Console
+
+    from rich.console import Console
+
     from ematrace.bench.tables import at_least_wide, run_tables
 
     about = About(title, list(checks), quick, list(notes), list(comparisons))
