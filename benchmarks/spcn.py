@@ -164,7 +164,7 @@ def check_against_reference(sentences: list[tuple[str, ...]]) -> float:
         [np.array(W) for W in model.W_ff()],
         [np.array(W) for W in model.W_lat()],
         list(model.ks_),
-        model._rule(),
+        model.rule_,
         model.spa_window,
         list(fast),
         list(fast * model.slow_ratio),

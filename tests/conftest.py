@@ -60,7 +60,7 @@ def reference_of() -> ReferenceOf:
             W_ff=[W.astype(np.float64) for W in model.W_ff(side)],
             W_lat=[W.astype(np.float64) for W in model.W_lat(side)],
             ks=list(model.ks_),
-            rule=model._rule(),
+            rule=model.rule_,
             window=model.spa_window,
             alpha_fast=fast,
             alpha_slow=[model.slow_ratio * rate for rate in fast],

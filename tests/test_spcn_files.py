@@ -16,8 +16,7 @@ import pytest
 from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
-from ematrace.spcn import SPCN
-from ematrace.spcn import model as model_module
+from ematrace.spcn import SPCN, storage
 
 WIDTHS = (24, 12)
 
@@ -187,7 +186,7 @@ def test_a_failed_write_leaves_the_old_file(
     model.partial_fit(held_out)
     with monkeypatch.context() as patch:
         if broken == "serialise":
-            patch.setattr(model_module, "save", fail)
+            patch.setattr(storage, "save", fail)
         else:
             patch.setattr(os, "fsync" if broken == "flush to disk" else "replace", fail)
         with pytest.raises(OSError, match="No space left"):

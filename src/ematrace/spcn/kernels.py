@@ -1,14 +1,14 @@
 """Compiled kernels of one SPCN hierarchy: settling (Eq. 1), PGHU (Eq. 3), traces (Eq. 4 and 5).
 
-`reference.py` is the specification; everything here must agree with it. Three facts make it fast:
+`reference.py` is the specification that the tests compare with. Three facts make this fast:
 
-* A state has k of d units active, so a matrix product is a sum of k rows. Weights are stored with one row per
-  *presynaptic* unit, and the inner loops run over contiguous memory and vectorise.
+* A state has k of d units active, so a matrix-vector product is a sum of k rows. Weights are stored with one row per
+  *presynaptic* unit, so that the inner loops run over contiguous memory and vectorise.
 * The k largest are found by counting against a bisected threshold. Counting vectorises; sorting does not.
 * The decay of W_fb is one scalar: W_fb = scale · V, and only the rows of active units of V are touched.
 
-Letters in shapes: L levels, D the widest level, P the largest number of presynaptic units, B places in the SPA buffer.
-Narrower levels use the front of a padded row; the padding is never read. Words are integers, and -1 is a word without
+Letters in shapes: L levels, D the widest level, P the largest number of presynaptic units, B slots of the SPA buffer.
+Narrower levels use the start of a padded row; the padding is never read. Words are integers; -1 is a word without
 feed-forward drive.
 """
 
@@ -41,7 +41,7 @@ class Weights(NamedTuple):
 
 
 class Rule(NamedTuple):
-    """The scalars of the dynamics, in the paper's letters, and every choice that the paper leaves open."""
+    """The scalars of the dynamics in the paper's letters, and the choices that the paper leaves open."""
 
     alpha: float
     beta: float
@@ -310,9 +310,8 @@ def activate_level(level, k, weights, state, rule):  # type: ignore[no-untyped-d
             state.val[level, kept] = value
             power += value * value
             kept += 1
-    if (
-        rule.normalise and kept > 0 and power < 1e-30
-    ):  # the squares may have left the range of floats: bring the largest to 1 first
+    if rule.normalise and kept > 0 and power < 1e-30:
+        # The squares may have left the range of floats: scale the largest value to 1 first.
         peak = kind(0)
         for i in range(kept):
             peak = max(peak, abs(state.val[level, i]), kind(1e-37))

@@ -2,37 +2,36 @@
 
 from __future__ import annotations
 
-import json
-import numbers
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import KW_ONLY, dataclass
 from itertools import chain, pairwise, repeat
 from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
-from safetensors import SafetensorError
-from safetensors.numpy import load_file, save
 from sklearn.base import BaseEstimator, TransformerMixin
 from sklearn.exceptions import NotFittedError
 
-from ematrace.files import write_atomically
 from ematrace.spcn import kernels
-from ematrace.spcn.feedforward import FF_RULES, learn_feedforward
+from ematrace.spcn.feedforward import learn_feedforward
 from ematrace.spcn.representation import DIRECTIONS, KINDS, Block, parse_representation
+from ematrace.spcn.settings import PAPER_RATES, check_settings
+from ematrace.spcn.storage import load_model, save_model
+from ematrace.spcn.weights import draw_weights, pad_weights
 
 Floats = npt.NDArray[np.floating]
 Sentences = Sequence[Any]
-PAPER_RATES = (0.5, 0.2, 0.1, 0.05)
 
 
+@dataclass(eq=False, repr=False)  # scikit-learn reads the parameters from the generated __init__
 class SPCN(BaseEstimator, TransformerMixin):
     """Hebbian column network over sequences of words; the only learned weights are W_fb.
 
-    Parameters named by the paper carry its letters and values; the rest are choices that the paper leaves open, and
-    docs/deviations.md says how much each matters.
+    Parameters that the paper names have its letters and values; the rest are choices that the paper leaves open
+    (docs/deviations.md says how much each matters).
 
     Parameters
     ----------
@@ -42,8 +41,8 @@ class SPCN(BaseEstimator, TransformerMixin):
     settle_steps : T_settle.
     eta, decay : learning rate and λ_d of PGHU (Eq. 3).
     pi_min, pi_max : range of the precision.
-    spa : use Sparse Predictive Attention; spa_window, spa_top: its buffer and how many states it retrieves; spa_gain
-        scales c_spa.
+    spa : use Sparse Predictive Attention. spa_window: size of its buffer; spa_top: states it retrieves; spa_gain:
+        scale of c_spa.
     alpha_fast : rate of the fast trace per level; slow_ratio: slow rate as a share of it (Eq. 4 and 5).
     directions : "both", "forward" or "backward" hierarchies.
     representation : what `transform` returns, see `ematrace.spcn.representation`.
@@ -56,8 +55,8 @@ class SPCN(BaseEstimator, TransformerMixin):
     variance_rate : rate at which the error variance behind π is tracked.
     topk_by : "value" or "magnitude".
     rectify, normalise : ReLU and unit length after top-k. Without unit length the states can grow without bound.
-    update : "in_place", levels see what was just computed, or "synchronous".
-    reset : "sentence" clears states, traces and buffer at each sentence, "never" runs on.
+    update : "in_place": a level sees the new states of the levels below; or "synchronous".
+    reset : "sentence" clears states, traces and buffer before each sentence; or "never".
     init_gain : W ~ N(0, init_gain² / fan_in).
     epochs : passes of `fit` over the sentences.
     dtype : "float32", or "float64" for tests.
@@ -71,88 +70,47 @@ class SPCN(BaseEstimator, TransformerMixin):
     [(3, 384), (5, 384)]
     """
 
-    def __init__(
-        self,
-        widths: Sequence[int] = (512, 256, 128, 64),
-        *,
-        k: float = 0.08,
-        alpha: float = 1.0,
-        beta: float = 0.5,
-        gamma: float = 0.3,
-        settle_steps: int = 3,
-        eta: float = 0.01,
-        decay: float = 0.001,
-        pi_min: float = 0.1,
-        pi_max: float = 10.0,
-        spa: bool = True,
-        spa_window: int = 8,
-        spa_top: int = 4,
-        spa_gain: float = 1.0,
-        alpha_fast: Sequence[float] = PAPER_RATES,
-        slow_ratio: float = 0.15,
-        directions: str = "both",
-        representation: str = "l0+traces",
-        vocabulary: Iterable[str] | None = None,
-        unknown_words: str = "error",
-        ff_rule: str = "frozen",
-        ff_eta: float | None = None,
-        ff_epochs: int = 1,
-        learn_feedback: bool = True,
-        precision_power: int = 2,
-        variance_rate: float = 0.01,
-        topk_by: str = "value",
-        rectify: bool = True,
-        normalise: bool = True,
-        update: str = "in_place",
-        reset: str = "sentence",
-        init_gain: float = 1.0,
-        epochs: int = 1,
-        dtype: str = "float32",
-        n_jobs: int = 1,
-        random_state: int = 0,
-    ) -> None:
-        self.widths = widths
-        self.k = k
-        self.alpha = alpha
-        self.beta = beta
-        self.gamma = gamma
-        self.settle_steps = settle_steps
-        self.eta = eta
-        self.decay = decay
-        self.pi_min = pi_min
-        self.pi_max = pi_max
-        self.spa = spa
-        self.spa_window = spa_window
-        self.spa_top = spa_top
-        self.spa_gain = spa_gain
-        self.alpha_fast = alpha_fast
-        self.slow_ratio = slow_ratio
-        self.directions = directions
-        self.representation = representation
-        self.vocabulary = vocabulary
-        self.unknown_words = unknown_words
-        self.ff_rule = ff_rule
-        self.ff_eta = ff_eta
-        self.ff_epochs = ff_epochs
-        self.learn_feedback = learn_feedback
-        self.precision_power = precision_power
-        self.variance_rate = variance_rate
-        self.topk_by = topk_by
-        self.rectify = rectify
-        self.normalise = normalise
-        self.update = update
-        self.reset = reset
-        self.init_gain = init_gain
-        self.epochs = epochs
-        self.dtype = dtype
-        self.n_jobs = n_jobs
-        self.random_state = random_state
-
-    # ------------------------------------------------------------------ scikit-learn contract
+    widths: Sequence[int] = (512, 256, 128, 64)
+    _: KW_ONLY
+    k: float = 0.08
+    alpha: float = 1.0
+    beta: float = 0.5
+    gamma: float = 0.3
+    settle_steps: int = 3
+    eta: float = 0.01
+    decay: float = 0.001
+    pi_min: float = 0.1
+    pi_max: float = 10.0
+    spa: bool = True
+    spa_window: int = 8
+    spa_top: int = 4
+    spa_gain: float = 1.0
+    alpha_fast: Sequence[float] = PAPER_RATES
+    slow_ratio: float = 0.15
+    directions: str = "both"
+    representation: str = "l0+traces"
+    vocabulary: Iterable[str] | None = None
+    unknown_words: str = "error"
+    ff_rule: str = "frozen"
+    ff_eta: float | None = None
+    ff_epochs: int = 1
+    learn_feedback: bool = True
+    precision_power: int = 2
+    variance_rate: float = 0.01
+    topk_by: str = "value"
+    rectify: bool = True
+    normalise: bool = True
+    update: str = "in_place"
+    reset: str = "sentence"
+    init_gain: float = 1.0
+    epochs: int = 1
+    dtype: str = "float32"
+    n_jobs: int = 1
+    random_state: int = 0
 
     def fit(self, sentences: Sentences, y: object = None) -> Self:
-        """Draw fresh weights and learn W_fb over the sentences; labels are never looked at."""
-        self._validate()
+        """Draw new weights and learn W_fb from the sentences; `y` is ignored."""
+        check_settings(self)
         texts = [_words(s, i) for i, s in enumerate(sentences)]
         words = self.vocabulary if self.vocabulary is not None else (w for text in texts for w in text)
         self.vocabulary_ = {word: i for i, word in enumerate(dict.fromkeys(words))}
@@ -169,14 +127,14 @@ class SPCN(BaseEstimator, TransformerMixin):
                 )
                 for side in self.directions_
             }  # fmt: skip
-        self.weights_ = {side: self._initial_weights(side, learned.get(side)) for side in self.directions_}
+        self.weights_ = {side: self.initial_weights(side, learned.get(side)) for side in self.directions_}
         self.n_tokens_seen_ = 0
         for _ in range(self.epochs):
             self._learn(texts)
         return self
 
     def partial_fit(self, sentences: Sentences, y: object = None) -> Self:
-        """Go on learning W_fb, online, from where it is."""
+        """Continue to learn W_fb online."""
         if not hasattr(self, "weights_"):
             return self.fit(sentences)
         self._learn([_words(s, i) for i, s in enumerate(sentences)])
@@ -194,7 +152,7 @@ class SPCN(BaseEstimator, TransformerMixin):
         self.n_tokens_seen_ += len(tokens)
 
     def transform(self, sentences: Sentences) -> list[Floats]:
-        """One array [T, d] per sentence, in the representation that the model was asked for."""
+        """One array [T, d] per sentence, in the model's `representation`."""
         texts = [_words(s, i) for i, s in enumerate(sentences)]
         features = self.encode(texts)
         ends = np.cumsum([len(text) for text in texts])
@@ -215,8 +173,6 @@ class SPCN(BaseEstimator, TransformerMixin):
         tags.no_validation = True
         return tags
 
-    # ------------------------------------------------------------------ encoding
-
     @property
     def directions_(self) -> tuple[str, ...]:
         return DIRECTIONS if self.directions == "both" else (self.directions,)
@@ -226,13 +182,26 @@ class SPCN(BaseEstimator, TransformerMixin):
         """Active units per level: the share k, at least one."""
         return tuple(max(1, round(self.k * d)) for d in self.widths)
 
+    @property
+    def rule_(self) -> kernels.Rule:
+        """The settings of the dynamics, as the kernels take them."""
+        return kernels.Rule(
+            alpha=float(self.alpha), beta=float(self.beta), gamma=float(self.gamma),
+            settle_steps=int(self.settle_steps),
+            synchronous=self.update == "synchronous", by_magnitude=self.topk_by == "magnitude",
+            rectify=bool(self.rectify), normalise=bool(self.normalise), spa=bool(self.spa), spa_top=int(self.spa_top),
+            spa_gain=float(self.spa_gain), eta=float(self.eta), decay=float(self.decay),
+            precision_power=int(self.precision_power), variance_rate=float(self.variance_rate),
+            pi_min=float(self.pi_min), pi_max=float(self.pi_max), reset=self.reset == "sentence",
+        )  # fmt: skip
+
     def blocks(self, representation: str | None = None) -> tuple[Block, ...]:
         """The feature blocks of a representation, in column order."""
         name = self.representation if representation is None else representation
         return parse_representation(name, len(self.widths), self.directions_)
 
     def columns(self, part: str, representation: str | None = None) -> npt.NDArray[np.int64]:
-        """Where the features of `part` stand among those of `representation`."""
+        """Columns of the features of `part` among those of `representation`."""
         whole = self.representation if representation is None else representation
         wanted, blocks = set(self.blocks(part)), self.blocks(whole)
         if missing := wanted - set(blocks):
@@ -242,7 +211,7 @@ class SPCN(BaseEstimator, TransformerMixin):
         return np.concatenate([np.arange(end - self.widths[b.level], end) for b, end in spans if b in wanted])
 
     def encode(self, sentences: Sentences, representation: str | None = None, *, out: Floats | None = None) -> Floats:
-        """Features [tokens, d] of all sentences in one array: in the first rows of `out` if that is given."""
+        """Features [tokens, d] of all sentences in one array, written to the first rows of `out` if given."""
         if not hasattr(self, "weights_"):
             raise NotFittedError("SPCN is not fitted: call fit first")
         texts = [_words(s, i) for i, s in enumerate(sentences)]
@@ -263,7 +232,7 @@ class SPCN(BaseEstimator, TransformerMixin):
             columns[block.direction][block.level, KINDS.index(block.kind)] = column
             column += self.widths[block.level]
         sides = [side for side in self.directions_ if columns[side].max() >= 0]
-        # With a reset at each sentence the sentences are independent, so any split gives the same features.
+        # With a reset before each sentence the sentences are independent, so any split gives the same features.
         parts = 4 * self._threads() if self.reset == "sentence" else 1
         edges = np.unique(np.searchsorted(starts, np.linspace(0, len(tokens), parts + 1)))
         jobs = [(side, lo, hi) for side in sides for lo, hi in pairwise(edges)]
@@ -276,9 +245,9 @@ class SPCN(BaseEstimator, TransformerMixin):
     def iter_encode(
         self, sentences: Sentences, representation: str | None = None, batch: int = 128
     ) -> Iterator[tuple[slice, Floats]]:
-        """(slice of sentences, features) batch by batch, so that no feature matrix is ever held whole.
+        """(slice of sentences, features) batch by batch, so that the whole feature matrix is never in memory.
 
-        The next batch overwrites the features of the last: fresh memory would cost half as much as computing them.
+        Each batch overwrites the features of the last: fresh memory would cost half as much as computing them.
         """
         size = batch if self.reset == "sentence" else max(len(sentences), 1)
         parts = [slice(at, min(at + size, len(sentences))) for at in range(0, len(sentences), size)]
@@ -286,8 +255,6 @@ class SPCN(BaseEstimator, TransformerMixin):
         out = np.empty((tokens, sum(self.widths[b.level] for b in self.blocks(representation))), self.dtype)
         for part in parts:
             yield part, self.encode(sentences[part], representation, out=out)
-
-    # ------------------------------------------------------------------ weights
 
     def W_ff(self, direction: str = "forward") -> list[Floats]:
         """Feed-forward weights per level, [d_l, d_{l-1}] as in the paper."""
@@ -308,98 +275,20 @@ class SPCN(BaseEstimator, TransformerMixin):
         """π per level."""
         return [self.weights_[direction].precision[level, :d] for level, d in enumerate(self.widths)]
 
-    # ------------------------------------------------------------------ files
-
     def save(self, path: str | Path) -> None:
         """Write one safetensors file: the weights, and the settings and vocabulary in its header. Atomic; no pickle."""
-        if not hasattr(self, "weights_"):
-            raise NotFittedError("SPCN.save: the model is not fitted")
-        params = self.get_params() | {"vocabulary": list(self.vocabulary_)}
-        config = {"format": "ematrace.spcn", "version": 1, "params": params, "words": len(self.vocabulary_)}
-        text = json.dumps(config | {"seen": self.n_tokens_seen_}, default=lambda number: number.item())
-        names = [f for f in kernels.Weights._fields if f != "widths"]
-        tensors = {f"{side}.{f}": getattr(w, f) for side, w in self.weights_.items() for f in names}
-        write_atomically(path, save(tensors, metadata={"config": text}))
+        save_model(self, path)
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
-        """Read what `save` wrote. `transform` is then bit-identical."""
-        from safetensors import safe_open
-
-        path = Path(path)
-        if not path.is_file():
-            raise FileNotFoundError(f"{path}: no such file")
-        try:
-            with safe_open(path, framework="numpy") as file:
-                config = json.loads((file.metadata() or {})["config"])
-            tensors = load_file(path)
-            if config["format"] != "ematrace.spcn" or config["version"] != 1:
-                raise KeyError("format")
-            model = cls(**config["params"])
-            model._validate()
-            model.vocabulary_ = {word: i for i, word in enumerate(config["params"]["vocabulary"])}
-            if len(model.vocabulary_) != config["words"] or not all(isinstance(w, str) for w in model.vocabulary_):
-                raise ValueError(f"its vocabulary is not that of {config['words']} words")
-            model.n_tokens_seen_ = int(config["seen"])
-            model.weights_ = {}
-            for side in model.directions_:
-                blank = model._initial_weights(side)
-                fields = {f: tensors[f"{side}.{f}"] for f in kernels.Weights._fields if f != "widths"}
-                for name, tensor in fields.items():
-                    expected = getattr(blank, name)
-                    if tensor.shape != expected.shape or tensor.dtype != expected.dtype:
-                        raise ValueError(f"tensor {side}.{name} is {tensor.dtype}{list(tensor.shape)}")
-                model.weights_[side] = blank._replace(**fields)
-        except (SafetensorError, AttributeError, KeyError, TypeError, ValueError) as error:
-            raise ValueError(f"{path}: not a readable SPCN model ({error})") from error
-        return model
-
-    # ------------------------------------------------------------------ inside
-
-    def _validate(self) -> None:
-        choices = {
-            "directions": ("both", *DIRECTIONS), "unknown_words": ("error", "zero"), "topk_by": ("value", "magnitude"),
-            "update": ("in_place", "synchronous"), "reset": ("sentence", "never"), "dtype": ("float32", "float64"),
-            "precision_power": (1, 2), "ff_rule": ("frozen", *FF_RULES),
-        }  # fmt: skip
-        for name, allowed in choices.items():
-            if getattr(self, name) not in allowed:
-                raise ValueError(f"SPCN.{name} is {getattr(self, name)!r}; choose from {', '.join(map(repr, allowed))}")
-        counts = {"settle_steps": 1, "spa_window": 1, "spa_top": 1, "epochs": 0, "ff_epochs": 0, "random_state": 0}
-        for name, least in counts.items():
-            number = getattr(self, name)
-            if not isinstance(number, numbers.Integral) or int(number) < least:
-                raise ValueError(f"SPCN.{name} is {number!r}; it must be a whole number, at least {least}")
-        for name in ("alpha", "beta", "gamma", "eta", "spa_gain", "init_gain"):
-            if not np.isfinite(getattr(self, name)):
-                raise ValueError(f"SPCN.{name} is {getattr(self, name)!r}; it must be finite")
-        if isinstance(self.vocabulary, str):
-            raise ValueError("SPCN.vocabulary is one string; give a list of words")
-        if not isinstance(self.representation, str):
-            raise ValueError(f"SPCN.representation is {self.representation!r}; it must be a name")
-        if not self.widths or any(d < 1 for d in self.widths):
-            raise ValueError(f"SPCN.widths is {self.widths!r}; every level needs at least one unit")
-        spare = tuple(self.alpha_fast) == PAPER_RATES and len(self.widths) < len(PAPER_RATES)
-        if len(self.alpha_fast) != len(self.widths) and not spare:  # fewer levels use the first of the paper's rates
-            raise ValueError(f"SPCN.alpha_fast has {len(self.alpha_fast)} rates for {len(self.widths)} levels")
-        rates = {"alpha_fast": self.alpha_fast, "variance_rate": (self.variance_rate,)}
-        rates["slow_ratio"] = [self.slow_ratio * rate for rate in self.alpha_fast]
-        for name, values in rates.items():
-            if not all(0 <= rate <= 1 for rate in values):
-                raise ValueError(f"SPCN.{name} is {getattr(self, name)!r}; every rate must lie in [0, 1]")
-        if not 0 < self.k <= 1:
-            raise ValueError(f"SPCN.k is {self.k}; it is a share in (0, 1]")
-        if not 0 < self.pi_min <= self.pi_max:
-            raise ValueError(f"SPCN.pi_min is {self.pi_min}, pi_max is {self.pi_max}; 0 < pi_min <= pi_max is needed")
-        if not 0 <= self.decay < 1:
-            raise ValueError(f"SPCN.decay is {self.decay}; it must lie in [0, 1)")
-        self.blocks()
+        """Read what `save` wrote; `transform` is then bit-identical. ValueError names a file that is not a model."""
+        return load_model(cls, path)
 
     def _threads(self) -> int:
         return (os.cpu_count() or 1) if self.n_jobs < 0 else max(1, self.n_jobs)
 
     def _map(self, jobs: Sequence[tuple[str, int, int]], work: Callable[[str, int, int], None]) -> None:
-        """The kernels release the GIL, so threads are enough. The first error wins."""
+        """Run jobs in threads, since the kernels release the GIL; raises the first error."""
         if self._threads() == 1 or len(jobs) < 2:
             for job in jobs:
                 work(*job)
@@ -423,7 +312,7 @@ class SPCN(BaseEstimator, TransformerMixin):
         fast = np.array(self.alpha_fast[: len(self.widths)])
         sentence, token, level = kernels.run(
             tokens, starts, side == "backward", np.array(self.ks_), fast, fast * self.slow_ratio, weights,
-            kernels.new_state(weights.widths, self.spa_window, self.dtype), self._rule(), learning, out, columns,
+            kernels.new_state(weights.widths, self.spa_window, self.dtype), self.rule_, learning, out, columns,
         )  # fmt: skip
         if sentence >= 0:
             word = texts[first + sentence][token]
@@ -432,45 +321,15 @@ class SPCN(BaseEstimator, TransformerMixin):
                 f"token {token} ({word!r}); smaller alpha, beta, gamma or eta, or normalise=True, keep it bounded"
             )
 
-    def _rule(self) -> kernels.Rule:
-        return kernels.Rule(
-            alpha=float(self.alpha), beta=float(self.beta), gamma=float(self.gamma),
-            settle_steps=int(self.settle_steps),
-            synchronous=self.update == "synchronous", by_magnitude=self.topk_by == "magnitude",
-            rectify=bool(self.rectify), normalise=bool(self.normalise), spa=bool(self.spa), spa_top=int(self.spa_top),
-            spa_gain=float(self.spa_gain), eta=float(self.eta), decay=float(self.decay),
-            precision_power=int(self.precision_power), variance_rate=float(self.variance_rate),
-            pi_min=float(self.pi_min), pi_max=float(self.pi_max), reset=self.reset == "sentence",
-        )  # fmt: skip
+    def initial_weights(self, side: str, learned_ff: Sequence[Floats] | None = None) -> kernels.Weights:
+        """Weights of one hierarchy before PGHU: random but for W_ff that a rule has learned."""
+        drawn_ff, drawn_lat = self._draw(side)
+        return pad_weights(learned_ff or drawn_ff, drawn_lat, self.dtype)
 
     def _draw(self, side: str) -> tuple[list[Floats], list[Floats]]:
-        """W_ff and W_lat of one hierarchy, [pre, post], W ~ N(0, init_gain² / fan_in)."""
+        """W_ff and W_lat of one hierarchy."""
         rng = np.random.default_rng([self.random_state, DIRECTIONS.index(side)])
-        inputs = (len(self.vocabulary_), *self.widths[:-1])
-
-        def gaussian(pre: int, post: int) -> Floats:
-            return np.asarray(self.init_gain / np.sqrt(pre) * rng.standard_normal((pre, post)), self.dtype)
-
-        W_ff = [gaussian(p, d) for p, d in zip(inputs, self.widths, strict=True)]
-        return W_ff, [gaussian(d, d) for d in self.widths]
-
-    def _initial_weights(self, side: str, learned_ff: list[Floats] | None = None) -> kernels.Weights:
-        drawn_ff, drawn_lat = self._draw(side)
-        levels, widest = len(self.widths), max(self.widths)
-        padded = (levels, max(len(self.vocabulary_), widest), widest)
-        weights = kernels.Weights(
-            widths=np.array(self.widths, np.int64),
-            ff=np.zeros(padded, self.dtype),
-            fb=np.zeros(padded, self.dtype),
-            lat=np.zeros((levels, widest, widest), self.dtype),
-            fb_scale=np.ones(levels, self.dtype),
-            variance=np.ones((levels, widest), self.dtype),
-            precision=np.ones((levels, widest), self.dtype),
-        )
-        for level, (W_ff, W_lat) in enumerate(zip(learned_ff or drawn_ff, drawn_lat, strict=True)):
-            weights.ff[level, : W_ff.shape[0], : W_ff.shape[1]] = W_ff
-            weights.lat[level, : W_lat.shape[0], : W_lat.shape[1]] = W_lat
-        return weights
+        return draw_weights(len(self.vocabulary_), self.widths, self.init_gain, self.dtype, rng)
 
     def _encode(self, texts: Sequence[Sequence[str]]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         """Word numbers of all sentences, and where each sentence starts."""

@@ -1,0 +1,44 @@
+"""The weights of one hierarchy before learning."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from ematrace.spcn.kernels import Weights
+
+Floats = npt.NDArray[np.floating]
+
+
+def draw_weights(
+    n_words: int, widths: Sequence[int], gain: float, dtype: str, rng: np.random.Generator
+) -> tuple[list[Floats], list[Floats]]:
+    """W_ff and W_lat of all levels, [pre, post], W ~ N(0, gain² / fan_in)."""
+
+    def gaussian(pre: int, post: int) -> Floats:
+        return np.asarray(gain / np.sqrt(pre) * rng.standard_normal((pre, post)), dtype)
+
+    W_ff = [gaussian(pre, post) for pre, post in zip((n_words, *widths[:-1]), widths, strict=True)]
+    return W_ff, [gaussian(d, d) for d in widths]
+
+
+def pad_weights(W_ff: Sequence[Floats], W_lat: Sequence[Floats], dtype: str) -> Weights:
+    """The kernels' arrays with these weights, W_fb = 0 and precision 1."""
+    widths = [W.shape[0] for W in W_lat]
+    levels, widest = len(widths), max(widths)
+    padded = (levels, max(W_ff[0].shape[0], widest), widest)
+    weights = Weights(
+        widths=np.array(widths, np.int64),
+        ff=np.zeros(padded, dtype),
+        fb=np.zeros(padded, dtype),
+        lat=np.zeros((levels, widest, widest), dtype),
+        fb_scale=np.ones(levels, dtype),
+        variance=np.ones((levels, widest), dtype),
+        precision=np.ones((levels, widest), dtype),
+    )
+    for level in range(levels):
+        weights.ff[level, : W_ff[level].shape[0], : widths[level]] = W_ff[level]
+        weights.lat[level, : widths[level], : widths[level]] = W_lat[level]
+    return weights
