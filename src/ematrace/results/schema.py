@@ -54,7 +54,7 @@ class Metric(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
 
     def __post_init__(self) -> None:
         numbers = (*self.repetitions, *(() if self.value is None else (self.value,)))
-        for number in numbers:
+        for number in map(float, numbers):
             if not math.isfinite(number):
                 raise ValueError("not a finite number; a missing value is null")
             if number and not SMALLEST <= abs(number) <= LARGEST:
