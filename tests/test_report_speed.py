@@ -1,56 +1,59 @@
-"""The page's section on speed, on records made by hand: it shows their numbers, and without any it is not there."""
+"""The page's section on speed, from cells made by hand: it shows their numbers, and without any it is empty."""
 
 from __future__ import annotations
 
 import doctest
 import json
 import re
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import plotly.graph_objects as go
 import pytest
+from markupsafe import escape
 
-from bench_support import PROVENANCE, made_up_file
-from ematrace.bench import RecordFile, Row, Timing
-from ematrace.ledger import Store
-from ematrace.report import render_report, speed_plots, write_report
-from ematrace.report.sources import Sources
-
-
-def write(folder: Path, *files: RecordFile) -> None:
-    (folder / "benchmarks").mkdir(parents=True, exist_ok=True)
-    for file in files:
-        (folder / "benchmarks" / f"{file.record.benchmark}.json").write_text(file.to_text(), encoding="utf-8")
+from bench_support import CEILINGS, OURS, PROVENANCE, THEIRS, made_up_file, timed
+from ematrace.bench import Comparison
+from ematrace.report import speed_plots
+from ematrace.report.parts import walk
+from ematrace.report.plots import Plot
+from ematrace.report.speed import speed_parts
+from ematrace.results import CellFile, Metric, ResultError, Store, Table, write_file
 
 
 @pytest.fixture
 def store(tmp_path: Path) -> Store:
-    (tmp_path / "recorded").mkdir()
-    return Store.open(recorded=tmp_path / "recorded", local=tmp_path / "local")
+    return Store(tmp_path / "recorded", tmp_path / "local")
 
 
-def page_of(store: Store) -> str:
-    return render_report(Sources.read(store))
+def recorded(store: Store, *files: CellFile) -> None:
+    assert store.recorded is not None
+    for file in files:
+        write_file(file, store.recorded)
 
 
-def section_of(page: str) -> str:
-    match = re.search(r'<section id="speed">.*?</section>', page, flags=re.DOTALL)
-    assert match
-    return match[0]
+def local(store: Store, *files: CellFile) -> None:
+    for file in files:
+        write_file(file, store.local)
+
+
+def section_of(store: Store) -> str:
+    return "".join(escape(part) for part in speed_parts(Table(store.load())))
+
+
+def plots_of(store: Store) -> dict[str, Any]:
+    """Specs as the page gets them, each known to plotly."""
+    parts = (part for content in speed_parts(Table(store.load())) for part in walk(content))
+    found = {part.id: part.spec() for part in parts if isinstance(part, Plot)}
+    for spec in found.values():
+        go.Figure(spec["data"], spec["layout"])
+    return found
 
 
 def text_of(markup: str) -> str:
     """As a reader sees it, with a bar between cells."""
     return " ".join(re.sub(r"<[^>]*>", " ", re.sub(r"</t[dh]>", " | ", markup)).split())
-
-
-def plots_of(page: str) -> dict[str, Any]:
-    match = re.search(r'<script type="application/json" id="plot-specs">(.*?)</script>', page, flags=re.DOTALL)
-    assert match
-    found: dict[str, Any] = json.loads(match[1])
-    return {name: spec for name, spec in found.items() if name.startswith("speed-")}
 
 
 def bars_of(plot: dict[str, Any]) -> dict[str, float]:
@@ -65,28 +68,27 @@ def bars_of(plot: dict[str, Any]) -> dict[str, float]:
 
 
 class TestSection:
-    def test_is_not_there_without_records(self, store: Store) -> None:
-        page = page_of(store)
-        assert 'id="speed"' not in page
-        assert 'href="#speed"' not in page
-        assert plots_of(page) == {}
+    def test_is_empty_without_benchmarks(self, store: Store) -> None:
+        assert section_of(store) == ""
+        experiment = msgspec.structs.replace(made_up_file(), experiment="controls", settings={"sentences": 5})
+        recorded(store, experiment)
+        assert section_of(store) == ""
 
-    def test_has_every_number_of_a_record(self, store: Store) -> None:
-        assert store.recorded is not None
-        write(store.recorded, made_up_file())
-        page = page_of(store)
-        assert 'href="#speed"' in page
-        text = text_of(section_of(page))
+    def test_has_every_number_of_a_run(self, store: Store) -> None:
+        recorded(store, made_up_file(notes=["with compilation"]))
+        section = section_of(store)
+        assert 'id="speed-made_up"' in section
+        text = text_of(section)
         # 2 ms (1 to 4) for 100 tokens and 8 MB against a copy of 8 GB/s; 1 GFLOP in 5 ms against 1 TFLOP/s
         assert "ours | 2.00 ms | 1.00–4.00 ms | 50,000 | 50% of copy |" in text
-        assert "theirs one launch each | 5.00 ms | 4.00–16.0 ms | – | 20% of matmul |" in text
-        assert "ours against theirs | 4.00x | 2.50–4.00 |" in text
-        assert "bytes per stream | 9,216 |" in text
+        assert "theirs | 5.00 ms | 4.00–16.0 ms | – | 20% of matmul |" in text
+        assert "theirs / ours | 4.00x | 2.50–4.00 |" in text
+        assert "state bytes: ours | 9,216 |" in text
+        assert "with compilation" in text
 
-    def test_says_where_a_record_comes_from_and_how_to_get_it_again(self, store: Store) -> None:
-        assert store.recorded is not None
-        write(store.recorded, made_up_file())
-        text = text_of(section_of(page_of(store)))
+    def test_says_where_a_run_comes_from_and_how_to_repeat_it(self, store: Store) -> None:
+        recorded(store, made_up_file())
+        text = text_of(section_of(store))
         assert (
             "Recorded: Testia 1, Testium 9, 2 cores; python 3.11.7, torch 2.13.0; commit 012345678; 2026-01-02" in text
         )
@@ -95,93 +97,88 @@ class TestSection:
             assert part in text
         assert "triton" not in text  # not installed there
 
-    def test_a_record_of_this_machine_alone_is_shown_as_such(self, store: Store) -> None:
-        write(store.local, made_up_file())
-        text = text_of(section_of(page_of(store)))
+    def test_a_run_of_this_machine_alone_is_shown_as_such(self, store: Store) -> None:
+        local(store, made_up_file())
+        text = text_of(section_of(store))
         assert "This machine: Testia 1" in text
         assert "Recorded" not in text
 
     def test_the_recorded_run_is_drawn_and_this_machines_is_folded(self, store: Store) -> None:
-        assert store.recorded is not None
-        here = (Row("ours", Timing((0.003,)), tokens=100), Row("theirs", Timing((0.007,))))
-        write(store.recorded, made_up_file())
-        write(store.local, made_up_file(rows=here, ratios={}))
-        page = page_of(store)
-        outside, inside = section_of(page).split('<details class="fold">')
+        recorded(store, made_up_file())
+        local(store, made_up_file([timed("ours", 0.003, tokens=100), timed("theirs", 0.007)]))
+        outside, inside = section_of(store).split('<details class="fold">')
         assert "2.00 ms" in outside
         assert "3.00 ms" not in outside
         assert "3.00 ms" in inside
         assert "also run on this machine" in inside
-        assert bars_of(plots_of(page)["speed-made_up-share"])["ours"] == pytest.approx(0.5)
+        assert bars_of(plots_of(store)["speed-made_up-share"])["ours"] == pytest.approx(0.5)
 
     def test_toy_sizes_are_called_so(self, store: Store) -> None:
-        write(store.local, replace(made_up_file(), command="python benchmarks/made_up.py --quick"))
-        assert "This machine, toy sizes:" in text_of(section_of(page_of(store)))
+        local(store, made_up_file(quick=True))
+        assert "This machine, toy sizes:" in text_of(section_of(store))
 
-    def test_a_folder_that_is_both_counts_once(self, tmp_path: Path) -> None:
-        write(tmp_path, made_up_file())
-        assert len(Sources.read(Store.open(recorded=tmp_path, local=tmp_path)).speed) == 1
-
-    def test_files_of_other_kinds_are_left_alone(self, store: Store) -> None:
-        assert store.recorded is not None
-        (store.recorded / "benchmarks").mkdir()
-        (store.recorded / "benchmarks" / "other.json").write_text('{"benchmark": "other"}')
-        assert 'id="speed"' not in page_of(store)
-
-    def test_a_broken_record_is_refused_and_the_old_page_stays(self, store: Store, tmp_path: Path) -> None:
-        assert store.recorded is not None
-        write(store.recorded, made_up_file())
-        path = store.recorded / "benchmarks" / "made_up.json"
-        path.write_text(path.read_text().replace('"tokens": 100.0', '"tokens": "many"'))
-        out = tmp_path / "report.html"
-        out.write_text("old")
-        with pytest.raises(ValueError, match=r"made_up\.json: field 'rows\[0\]\.tokens'"):
-            write_report(store, out)
-        assert out.read_text() == "old"
+    @pytest.mark.parametrize(
+        ("field", "value", "problem"),
+        [
+            ("repetitions", [-1.0], "no positive, finite time"),
+            ("repetitions", [], "no repetition"),
+            ("value", 7.0, "not the median"),
+        ],
+    )
+    def test_a_broken_time_is_refused_with_its_file(self, store: Store, field: str, value: Any, problem: str) -> None:
+        local(store, made_up_file())
+        (path,) = store.local.rglob("*.json")
+        content = json.loads(path.read_text(encoding="utf-8"))
+        content["cells"][0]["metrics"]["seconds"][field] = value
+        path.write_text(json.dumps(content), encoding="utf-8")
+        with pytest.raises(ResultError, match=f"{path}: .*{problem}"):
+            section_of(store)
 
     def test_texts_of_files_are_escaped(self, store: Store) -> None:
         bad = "<script>x</script>&"
-        timing = Timing((1.0, 2.0))
-        rows = (
-            Row(bad, timing, bytes=1e9, note=bad),
-            *(Row(f"{bad} {axis}={n}", timing, tokens=1) for axis in ("T", "context") for n in (1, 2)),
-        )
-        file = made_up_file(
-            title=bad, rows=rows, ratios={bad: (1.0, 1.0, 1.0)}, figures={bad: 1.0}, checks=(bad,), settings={bad: bad}
-        )
-        write(store.local, RecordFile(file.record, replace(PROVENANCE, commit=bad), bad))
-        page = page_of(store)
-        assert bad not in page
-        # Plotly reads labels as markup, too.
-        assert "<script" not in json.dumps(plots_of(page))
+        cells = [
+            timed(bad, 1.0, 2.0, bytes=1e9),
+            *(
+                timed({"contender": f"{bad}2", axis: n}, 1.0, 2.0, tokens=1)
+                for axis in ("tokens", "context")
+                for n in (1, 2)
+            ),
+            timed("ours", 1.0, 2.0, other=Metric(1.0)),
+            *CEILINGS,
+        ]
+        provenance = msgspec.structs.replace(PROVENANCE, commit=bad, command=bad, hardware={"cpu": bad})
+        about = {"title": bad, "checks": [bad], "notes": [bad], bad: bad}
+        comparisons = [Comparison({"contender": bad}, OURS)]
+        local(store, made_up_file(cells, provenance=provenance, comparisons=comparisons, **about))
+        assert bad not in section_of(store)
+        plots = plots_of(store)
+        assert len(plots) == 4
+        assert "<script" not in json.dumps(plots)  # plotly reads labels as markup, too
 
     def test_long_tables_are_folded(self, store: Store) -> None:
-        rows = tuple(Row(f"row {i}", Timing((1.0,))) for i in range(30))
-        write(store.local, made_up_file(rows=rows))
-        assert "All 30 rows" in text_of(section_of(page_of(store)))
+        local(store, made_up_file([timed(f"row {i}", 1.0) for i in range(30)]))
+        assert "All 30 times" in text_of(section_of(store))
 
-    def test_the_same_records_give_the_same_section(self, store: Store) -> None:
-        write(store.local, made_up_file(benchmark="b"), made_up_file(benchmark="a"))
-        first = section_of(page_of(store))
-        assert first == section_of(page_of(store))
-        assert first.index('id="speed-a"') < first.index('id="speed-b"')
+    def test_benchmarks_stand_in_the_order_of_their_names(self, store: Store) -> None:
+        local(store, made_up_file(benchmark="b"))
+        recorded(store, made_up_file(benchmark="c"), made_up_file(benchmark="a"))
+        section = section_of(store)
+        places = [section.index(f'id="speed-{name}"') for name in "abc"]
+        assert places == sorted(places)
 
-    def test_records_that_come_with_the_code_are_shown(self) -> None:
-        recorded = Path(__file__).parents[1] / "results"
-        if not recorded.is_dir():
+    def test_recorded_runs_are_shown(self) -> None:
+        folder = Path(__file__).parents[1] / "results"
+        if not folder.is_dir():
             pytest.skip("no checkout")
-        section = section_of(page_of(Store.open(recorded=recorded, local=recorded / "nowhere")))
-        for path in (recorded / "benchmarks").glob("*.json"):
-            assert f'id="speed-{path.stem}"' in section
+        section = section_of(Store(folder, folder / "nowhere"))
+        for name in ("traces_gpu", "training_cpu", "spcn"):
+            assert f'id="speed-{name}"' in section
 
 
 class TestPlots:
-    def plots(self, store: Store, **changes: Any) -> dict[str, Any]:
-        write(store.local, made_up_file(**changes))
-        found = plots_of(page_of(store))
-        for spec in found.values():
-            go.Figure(spec["data"], spec["layout"])  # refuses what plotly does not know
-        return found
+    def plots(self, store: Store, *args: Any, **about: Any) -> dict[str, Any]:
+        local(store, made_up_file(*args, **about))
+        return plots_of(store)
 
     def test_shares_of_the_ceiling(self, store: Store) -> None:
         plot = self.plots(store)["speed-made_up-share"]
@@ -192,14 +189,15 @@ class TestPlots:
         assert ours["error_x"]["array"] == [pytest.approx(0.5)]
 
     def test_tokens_a_second_where_no_ceiling_was_measured(self, store: Store) -> None:
-        plots = self.plots(store, ceilings={})
+        plots = self.plots(store, made_up_file().cells[:2])
         assert "speed-made_up-share" not in plots
         assert bars_of(plots["speed-made_up-tokens"]) == {"ours": pytest.approx(50_000)}
 
     def test_ratios_go_from_1_on_a_logarithmic_axis(self, store: Store) -> None:
-        ratios = {"faster": (4.0, 2.5, 5.0), "slower": (0.5, 0.25, 0.8)}
-        plot = self.plots(store, ratios=ratios)["speed-made_up-ratios"]
-        assert bars_of(plot) == {"faster": 4.0, "slower": 0.5}
+        cells = [timed("ours", 2.0, 2.0, 2.0), timed("theirs", 8.0, 5.0, 10.0), timed("third", 1.0, 0.5, 1.6)]
+        comparisons = [Comparison(THEIRS, OURS), Comparison({"contender": "third"}, OURS)]
+        plot = self.plots(store, cells, comparisons=comparisons)["speed-made_up-ratios"]
+        assert bars_of(plot) == {"theirs / ours": 4.0, "third / ours": 0.5}
         (bars,) = (trace for trace in plot["data"] if trace["type"] == "bar")
         assert bars["base"] == 1.0
         assert bars["error_x"]["arrayminus"] == [1.5, 0.25]
@@ -208,53 +206,55 @@ class TestPlots:
         assert low <= 0.25
         assert high >= 5.0
 
+    def test_ratios_of_any_size_have_an_axis(self, store: Store) -> None:
+        cells = [timed("ours", 1e-55), timed("theirs", 1e55)]
+        plot = self.plots(store, cells)["speed-made_up-ratios"]
+        assert 1 <= len(plot["layout"]["xaxis"]["tickvals"]) <= speed_plots.MOST_TICKS
+
     def test_no_plot_without_numbers_for_it(self, store: Store) -> None:
-        rows = (Row("bare", Timing((1.0,))),)
-        assert self.plots(store, rows=rows, ratios={}) == {}
+        assert self.plots(store, [timed("bare", 1.0, 1.0)]) == {}
 
     def test_time_against_length(self, store: Store) -> None:
-        seconds = {("ours", 256): 0.001, ("ours", 512): 0.002, ("a loop", 256): 0.01, ("a loop", 512): 0.03}
-        rows = tuple(
-            Row(f"{name} T={n}", Timing((s / 2, s, 4 * s)), tokens=n) for (name, n), s in reversed(seconds.items())
-        )
-        plots = self.plots(store, benchmark="length_cpu", rows=rows, ratios={})
-        assert list(plots) == ["speed-length_cpu-lengths"]
-        plot = plots["speed-length_cpu-lengths"]
+        seconds = {("ours", 256): 0.001, ("ours", 512): 0.002, ("loop", 256): 0.01, ("loop", 512): 0.03}
+        rows = [
+            timed({"contender": who, "pass": "forward", "tokens": n}, s / 2, s, 4 * s, tokens=n)
+            for (who, n), s in reversed(seconds.items())
+        ]
+        plots = self.plots(store, rows, comparisons=[])
+        assert list(plots) == ["speed-made_up-lengths"]
+        plot = plots["speed-made_up-lengths"]
         lines = {trace["name"]: trace for trace in plot["data"]}
-        for name in ("ours", "a loop"):
-            assert lines[name]["x"] == [256, 512]
-            assert lines[name]["y"] == [seconds[name, 256], seconds[name, 512]]
-            assert lines[name]["error_y"]["array"] == pytest.approx([3 * seconds[name, 256], 3 * seconds[name, 512]])
+        for name in ("ours", "loop"):
+            line = lines[f"{name} forward"]
+            assert line["x"] == [256, 512]
+            assert line["y"] == [seconds[name, 256], seconds[name, 512]]
+            assert line["error_y"]["array"] == pytest.approx([3 * seconds[name, 256], 3 * seconds[name, 512]])
         assert (plot["layout"]["xaxis"]["type"], plot["layout"]["yaxis"]["type"]) == ("log", "log")
         guide = lines["proportional to length"]
         assert guide["y"][1] / guide["y"][0] == pytest.approx(guide["x"][1] / guide["x"][0])
 
     def test_tokens_a_second_against_context(self, store: Store) -> None:
-        rows = tuple(Row(f"GPT-2 context={n}", Timing((s,)), tokens=4) for n, s in ((1024, 0.2), (128, 0.1)))
-        plot = self.plots(store, benchmark="streaming_cpu", rows=rows)["speed-streaming_cpu-contexts"]
+        rows = [timed({"contender": "gpt2", "context": n}, s, tokens=4) for n, s in ((1024, 0.2), (128, 0.1))]
+        plot = self.plots(store, rows)["speed-made_up-contexts"]
         (line,) = plot["data"]
-        assert (line["name"], line["x"], line["y"]) == ("GPT-2", [128, 1024], [40.0, 20.0])
+        assert (line["name"], line["x"], line["y"]) == ("gpt2", [128, 1024], [40.0, 20.0])
         assert plot["layout"]["xaxis"]["type"] == "log"
         assert plot["layout"]["yaxis"]["rangemode"] == "tozero"
 
-    def test_rows_that_are_no_points_keep_their_bars(self, store: Store) -> None:
-        points = tuple(Row(f"ours T={n}", Timing((1.0,)), tokens=n) for n in (256, 512))
-        plots = self.plots(store, rows=(*points, Row("prefill", Timing((1.0, 1.0)), tokens=7)))
-        assert bars_of(plots["speed-made_up-tokens"]) == {"prefill": 7.0}
+    def test_times_at_a_single_length_keep_their_bars(self, store: Store) -> None:
+        points = [timed({"contender": "ours", "tokens": n}, 1.0, 1.0, tokens=n) for n in (256, 512)]
+        single = timed({"contender": "theirs", "tokens": 256}, 1.0, 1.0, tokens=7)
+        plots = self.plots(store, [*points, single, timed("prefill", 1.0, 1.0, tokens=5)])
+        assert bars_of(plots["speed-made_up-tokens"]) == {"theirs tokens=256": 7.0, "prefill": 5.0}
 
     def test_what_ran_once_is_not_compared(self, store: Store) -> None:
-        rows = (Row("with kernels", Timing((9.0,)), tokens=7), Row("plain", Timing((1.0,)), tokens=7))
-        assert self.plots(store, rows=rows, ratios={}) == {}
+        assert self.plots(store, [timed("triton", 9.0, tokens=7), timed("torch", 1.0, tokens=7)]) == {}
 
     def test_no_two_lines_look_alike(self, store: Store) -> None:
-        rows = tuple(Row(f"{name} T={n}", Timing((1.0, 1.0)), tokens=n) for name in "abcdefgh" for n in (256, 512))
-        (plot,) = self.plots(store, rows=rows, ratios={}).values()
+        rows = [timed({"contender": who, "tokens": n}, 1.0, 1.0, tokens=n) for who in "abcdefgh" for n in (256, 512)]
+        (plot,) = self.plots(store, rows).values()
         looks = [(line["line"]["color"], line.get("marker", {}).get("symbol")) for line in plot["data"]]
         assert len(set(looks)) == len(looks)
-
-    def test_a_single_length_is_a_bar(self, store: Store) -> None:
-        plots = self.plots(store, rows=(Row("ours T=256", Timing((1.0, 1.0)), tokens=7),), ratios={})
-        assert list(plots) == ["speed-made_up-tokens"]
 
 
 def test_examples_of_the_docstrings() -> None:

@@ -62,8 +62,6 @@ def finish(
     """Print the tables, write the file under `to`, and print it as the last line; `scale` is where this ran."""
     from rich.console import Console
 
-    from rich.console import Console
-
     from ematrace.bench.tables import at_least_wide, run_tables
 
     about = About(title, list(checks), quick, list(notes), list(comparisons))

@@ -1,144 +1,125 @@
-"""The page's section on speed, from the records that benchmarks leave."""
+"""The page's section on speed, from the cells of benchmarks."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ematrace.bench import BenchmarkRecord, Row
-from ematrace.bench.tables import DASH, ceiling, count, duration, duration_range, percent, three_digits
-from ematrace.report.markup import Child, Html, el, join
-from ematrace.report.section import Part
-from ematrace.report.sources import StoredRecord, show_path
+from markupsafe import Markup
+
+from ematrace.bench import Run, Timed, runs_of
+from ematrace.bench.tables import DASH, ceiling, count, duration, duration_range, figure, percent, three_digits
+from ematrace.report.formatting import commit_of, hardware_of, plural, show_path
+from ematrace.report.parts import Block, Content, DataTable, Fold, Heading, Paragraph, Values, code, plain_table
 from ematrace.report.speed_plots import context_lines, length_lines, points_of, ratio_bars, share_bars, token_bars
-from ematrace.report.tables import plain_table, value_list
-from ematrace.report.wording import commit_of, hardware_of, plural
+from ematrace.results import Table
 
 LEDE = (
     "Ours and its peers in one run. Results are checked against the reference first; then every repetition times all "
-    "contenders in turn, and a time is the median, with the fastest and the slowest repetition beside it. The share of "
-    "the ceiling holds the fewest bytes (or operations) that the work needs against a plain copy (or matrix product) "
-    "timed in the same run. Ratios are taken within repetitions; above 1, ours is faster (against a copy of the same "
-    "bytes: so many times its time is taken)."
+    "contenders in turn. A time is the median, with the fastest and the slowest repetition beside it. The share of a "
+    "ceiling is the fewest bytes (or operations) that the work needs, divided by its time and by the rate of a plain "
+    "copy (or matmul) in the same run. A ratio A / B is the time of A divided by the time of B, taken within "
+    "repetitions: above 1, B is faster."
 )
-LONGEST = 14  # lines of a table that is shown without being asked for
+LONGEST = 14  # rows of a table that is not folded
 
 
-def speed_parts(stored: Sequence[StoredRecord]) -> list[Part]:
-    """A part of the section for each benchmark: the recorded run, with this machine's own folded in under it."""
-    parts: list[Part] = []
-    for name in sorted({s.file.record.benchmark for s in stored}):
-        runs = [s for s in stored if s.file.record.benchmark == name]
-        parts += benchmark_parts(runs[0])
-        for other in runs[1:]:
-            parts.append(folded_run(other))
+def speed_parts(table: Table) -> list[Content]:
+    """The recorded run of every benchmark, with this machine's own folded in under it."""
+    by_name: dict[str, list[Run]] = {}
+    for run in runs_of(table):
+        by_name.setdefault(run.benchmark, []).append(run)
+    parts: list[Content] = []
+    for first, *others in by_name.values():
+        parts += [*benchmark_parts(first), *map(folded_run, others)]
     return parts
 
 
-def benchmark_parts(stored: StoredRecord) -> list[Part]:
-    record = stored.file.record
-    place = f"speed-{record.benchmark}"
-    lengths, contexts = points_of(record, "T"), points_of(record, "context")
-    drawn = {row.name for lines in (lengths, contexts) for points in lines.values() for _, row in points}
-    # What ran once was timed for information; a bar would make a comparison of it.
-    others = [row for row in record.rows if row.name not in drawn and len(row.timing.seconds) > 1]
-    bars = share_bars(f"{place}-share", record, others) or token_bars(f"{place}-tokens", others)
-    ratios = ratio_bars(f"{place}-ratios", record.ratios)
-    return [
-        el("h3", record.title, id=place),
+def benchmark_parts(run: Run) -> list[Content]:
+    place = f"speed-{run.benchmark}"
+    lengths, contexts = points_of(run, "tokens"), points_of(run, "context")
+    drawn = {timed.label for lines in (lengths, contexts) for points in lines.values() for _, timed in points}
+    # A time without repetitions is information; a bar would make it a comparison.
+    others = [timed for timed in run.timed if timed.label not in drawn and len(timed.timing.seconds) > 1]
+    plots = [
         length_lines(f"{place}-lengths", lengths) if lengths else None,
         context_lines(f"{place}-contexts", contexts) if contexts else None,
-        bars,
-        ratios,
-        *tables(record),
-        origin(stored),
+        share_bars(f"{place}-share", run, others) or token_bars(f"{place}-tokens", others),
+        ratio_bars(f"{place}-ratios", run.ratios),
     ]
+    shown = [plot for plot in plots if plot is not None]
+    return [Heading(run.about.title, place), *shown, *tables(run), origin(run)]
 
 
-def folded_run(stored: StoredRecord) -> Html:
-    record = stored.file.record
-    run = stored.file.provenance
-    summary = f"{record.benchmark}: also run {'on this machine' if stored.local else 'elsewhere'}, {run.date[:10]}"
-    return el("details", el("summary", summary), tables(record), origin(stored), class_="fold")
+def folded_run(run: Run) -> Fold:
+    summary = f"{run.benchmark}: also run {'on this machine' if run.local else 'elsewhere'}, {run.provenance.date[:10]}"
+    return Fold(summary, [*tables(run), origin(run)])
 
 
-def tables(record: BenchmarkRecord) -> list[Html]:
+def tables(run: Run) -> list[Content]:
     """Times with their shares, ratios, and other figures; long ones folded."""
-    shown: list[Html] = []
-    if record.rows:
-        shown.append(fold(rows_table(record), len(record.rows), "row"))
-    if record.ratios:
+    shown: list[Content] = []
+    if run.timed:
+        shown.append(fold(times_table(run), len(run.timed), "time"))
+    if run.ratios:
         cells = [
             (name, f"{three_digits(median)}x", f"{three_digits(lowest)}–{three_digits(highest)}")
-            for name, (median, lowest, highest) in record.ratios.items()
+            for name, (median, lowest, highest) in run.ratios.items()
         ]
-        table = plain_table(["against a peer", "median", "range"], cells, f"Ratios of {record.benchmark}")
+        table = plain_table(["time over time", "median", "range"], cells, f"Ratios of {run.benchmark}")
         shown.append(fold(table, len(cells), "ratio"))
-    if record.figures:
-        pairs = [(name, three_digits(value)) for name, value in record.figures.items()]
-        table = plain_table(["figure", "value"], pairs, f"Other figures of {record.benchmark}")
+    if run.figures:
+        pairs = [(name, figure(value)) for name, value in run.figures.items()]
+        table = plain_table(["figure", "value"], pairs, f"Other figures of {run.benchmark}")
         shown.append(fold(table, len(pairs), "other figure"))
-    return shown
+    return [*shown, *(Paragraph(note, "tag") for note in run.about.notes)]
 
 
-def fold(table: Html, lines: int, noun: str) -> Html:
-    if lines <= LONGEST:
-        return table
-    return el("details", el("summary", f"All {plural(lines, noun)}"), table, class_="fold")
+def fold(table: DataTable, rows: int, noun: str) -> Content:
+    return table if rows <= LONGEST else Fold(f"All {plural(rows, noun)}", [table])
 
 
-def rows_table(record: BenchmarkRecord) -> Html:
+def times_table(run: Run) -> DataTable:
     heads = ["", "median", "range", "tokens/s", "share of the ceiling"]
-    cells = [row_cells(record, row) for row in record.rows]
+    cells = [time_cells(run, timed) for timed in run.timed]
     used = [i for i in range(len(heads)) if i == 0 or any(line[i] != DASH for line in cells)]
     rows = [[line[i] for i in used] for line in cells]
-    return plain_table([heads[i] for i in used], rows, f"Times of {record.benchmark}")
+    return plain_table([heads[i] for i in used], rows, f"Times of {run.benchmark}")
 
 
-def row_cells(record: BenchmarkRecord, row: Row) -> list[Child]:
-    note = el("span", row.note, class_="tag remark") if row.note else None
-    reached = [f"{percent(share)} of {name}" for name, share in record.shares(row).items()]
+def time_cells(run: Run, timed: Timed) -> Sequence[Content]:
+    reached = [f"{percent(share)} of {name}" for name, share in run.shares(timed).items()]
     return [
-        join(row.name, note),
-        duration(row.timing.median),
-        duration_range(row.timing),
-        count(row.tokens_per_second) if row.tokens else DASH,
+        timed.label,
+        duration(timed.timing.median),
+        duration_range(timed.timing),
+        count(timed.tokens_per_second) if timed.tokens else DASH,
         ", ".join(reached) or DASH,
     ]
 
 
-def origin(stored: StoredRecord) -> Html:
-    """Where the figures come from, how to get them again, and, on opening, the rest of the file."""
-    record, run = stored.file.record, stored.file.provenance
-    versions = ", ".join(f"{name} {version}" for name, version in run.versions.items() if version)
-    where = "This machine" if stored.local else "Recorded"
-    sizes = ", toy sizes" if "--quick" in stored.file.command.split() else ""
-    repetitions = sorted({len(row.timing.seconds) for row in record.rows})
+def origin(run: Run) -> Block:
+    """Where the times come from, how to measure them again, and, folded, the rest of the file."""
+    provenance = run.provenance
+    versions = ", ".join(f"{name} {version}" for name, version in provenance.versions.items() if version)
+    where = "This machine" if run.local else "Recorded"
+    sizes = ", toy sizes" if run.about.quick else ""
     about = {
-        "repetitions": repetitions,
-        "ceilings": [ceiling(item).removeprefix("measured ") for item in record.ceilings.items()],
-        "checked": list(record.checks),
-        "settings": record.settings,
+        "repetitions": sorted({len(timed.timing.seconds) for timed in run.timed}),
+        "ceilings": [ceiling(item).removeprefix("measured ") for item in run.ceilings.items()],
+        "checked": run.about.checks,
+        "settings": run.settings,
     }
-    return el(
-        "div",
-        el(
-            "p",
-            f"{where}{sizes}: {hardware_of(run)}; {versions}; {commit_of(run)}; ",
-            el("span", run.date[:10], class_="whole"),
-            ". Again: ",
-            el("code", stored.file.command),
-            class_="tag",
-        ),
-        el(
-            "details",
-            el(
-                "summary",
-                el("strong", record.benchmark),
-                " · checks, ceilings and settings · ",
-                el("code", show_path(stored.path)),
-            ),
-            el("div", value_list({name: value for name, value in about.items() if value})),
-            class_="source",
-        ),
-        class_="sources",
+    line = Markup("{}{}: {}; {}; {}; {}. Again: {}").format(
+        where,
+        sizes,
+        hardware_of(provenance),
+        versions,
+        commit_of(provenance),
+        Markup('<span class="whole">{}</span>').format(provenance.date[:10]),
+        code(provenance.command),
     )
+    summary = Markup("<strong>{}</strong> · checks, ceilings and settings · {}").format(
+        run.benchmark, code(show_path(run.path))
+    )
+    rest = Fold(summary, [Values({name: value for name, value in about.items() if value})], "source")
+    return Block([Paragraph(line, "tag"), rest], "sources")

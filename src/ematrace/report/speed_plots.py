@@ -1,25 +1,36 @@
-"""Plots of benchmarks: bars against the ceilings and against peers, lines over length and context."""
+"""Plots of benchmarks: bars against ceilings and peers, lines over length and context."""
 
 from __future__ import annotations
 
 import math
-import re
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from itertools import cycle
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import plotly.graph_objects as go
-
-from ematrace.bench import BenchmarkRecord, Row
-from ematrace.bench.record import Spread
+from ematrace.bench import Run, Spread, Timed, label
 from ematrace.bench.tables import count, duration, duration_range, percent, times
-from ematrace.report.plots import BLUE, GREEN, GREY, HEADROOM_PX, PURPLE, VERMILION, Plot, _figure, _rows_axis
+from ematrace.report.plots import (
+    BLUE,
+    GREEN,
+    GREY,
+    HEADROOM_PX,
+    PURPLE,
+    VERMILION,
+    Plot,
+    bar,
+    make_figure,
+    rows_axis,
+    scatter,
+)
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
 
 LABEL_WIDTH = 24  # characters
-ROOM = 0.2  # of an axis, for the figures right of its bars
+MARGIN = 0.2  # of an axis, for the numbers right of its bars
 MOST_TICKS = 5  # that fit side by side on a phone
 LOOKS = (
     (BLUE, "solid", "circle"),
@@ -32,26 +43,24 @@ LOOKS = (
     (GREEN, "dashdot", "diamond-open"),
     (PURPLE, "dash", "cross-open"),
 )
-# "SPEN T=1024" is a point of the line SPEN at length 1024; "GPT-2 context=128" one at that context.
-POINT = re.compile(r"(?P<name>.+) (?P<axis>T|context)=(?P<at>[\d,]+)")
 
-Lines = dict[str, list[tuple[int, Row]]]
+Lines = dict[str, list[tuple[int, Timed]]]
 
 
-def points_of(record: BenchmarkRecord, axis: str) -> Lines:
-    """The rows that are points over `axis`, "T" or "context", as a line per contender; none for a single place."""
+def points_of(run: Run, axis: str) -> Lines:
+    """The times that differ only in the factor `axis`, as lines over it; a line has at least two points."""
     lines: Lines = {}
-    for row in record.rows:
-        if (match := POINT.fullmatch(row.name)) and match["axis"] == axis:
-            lines.setdefault(match["name"], []).append((int(match["at"].replace(",", "")), row))
-    if len({at for points in lines.values() for at, _ in points}) < 2:
-        return {}
-    return {name: sorted(points, key=lambda point: point[0]) for name, points in lines.items()}
+    for timed in run.timed:
+        at = timed.factors.get(axis)
+        if isinstance(at, int) and at > 0:
+            others = {name: value for name, value in timed.factors.items() if name != axis}
+            lines.setdefault(label(others), []).append((at, timed))
+    return {name: sorted(points, key=lambda point: point[0]) for name, points in lines.items() if len(points) > 1}
 
 
 @dataclass(frozen=True)
-class Measured:
-    """A bar: its value, the range over repetitions, and what it says beside it and on hover."""
+class Bar:
+    """Its value, the range over repetitions, the text beside it and the one on hover."""
 
     label: str
     value: float
@@ -61,70 +70,69 @@ class Measured:
     hover: str
 
 
-def share_bars(id: str, record: BenchmarkRecord, rows: Sequence[Row]) -> Plot | None:
-    """The share of the measured ceiling that limits each row; its slowest repetition has the lowest share."""
-    reached = [(row, *nearest) for row in rows if (nearest := record.share_of_ceiling(row)) is not None]
+def share_bars(id: str, run: Run, rows: Sequence[Timed]) -> Plot | None:
+    """The share of the ceiling that limits each row; its slowest repetition has the lowest share."""
+    reached = [(timed, *nearest) for timed in rows if (nearest := run.share_of_ceiling(timed)) is not None]
     bars = [
-        Measured(
-            row.name,
+        Bar(
+            timed.label,
             share,
-            share * row.timing.median / row.timing.slowest,
-            share * row.timing.median / row.timing.fastest,
+            share * timed.timing.median / timed.timing.slowest,
+            share * timed.timing.median / timed.timing.fastest,
             percent(share),
-            f"{row.name}: {percent(share)} of {ceiling}; {in_words(row)}",
+            f"{timed.label}: {percent(share)} of {ceiling}; {in_words(timed)}",
         )
-        for row, ceiling, share in reached
+        for timed, ceiling, share in reached
     ]
     if not bars:
         return None
     groups = [f"of the measured {ceiling} rate" for _, ceiling, _ in reached]
     figure = _bar_figure(bars, groups, reference=1.0)
-    longest = max(1.0, *(bar.high for bar in bars))
-    figure.update_xaxes(title={"text": "share of the ceiling"}, tickformat=".0%", range=[0, (1 + ROOM) * longest])
+    longest = max(1.0, *(b.high for b in bars))
+    figure.update_xaxes(title={"text": "share of the ceiling"}, tickformat=".0%", range=[0, (1 + MARGIN) * longest])
     figure.update_layout(showlegend=True)
     alt = "Bars: what share of the measured ceiling each contender reaches."
     return Plot(id, figure, alt, caption="Share of the measured ceiling")
 
 
-def token_bars(id: str, rows: Sequence[Row]) -> Plot | None:
+def token_bars(id: str, rows: Sequence[Timed]) -> Plot | None:
     bars = [
-        Measured(
-            row.name,
-            row.tokens_per_second,
-            row.tokens / row.timing.slowest,
-            row.tokens / row.timing.fastest,
-            count(row.tokens_per_second),
-            f"{row.name}: {in_words(row)}",
+        Bar(
+            timed.label,
+            timed.tokens_per_second,
+            timed.tokens / timed.timing.slowest,
+            timed.tokens / timed.timing.fastest,
+            count(timed.tokens_per_second),
+            f"{timed.label}: {in_words(timed)}",
         )
-        for row in rows
-        if row.tokens
+        for timed in rows
+        if timed.tokens
     ]
     if not bars:
         return None
     figure = _bar_figure(bars, ["tokens/s"] * len(bars))
-    longest = max(bar.high for bar in bars)
-    figure.update_xaxes(title={"text": "tokens per second"}, range=[0, (1 + ROOM) * longest], nticks=MOST_TICKS)
+    longest = max(b.high for b in bars)
+    figure.update_xaxes(title={"text": "tokens per second"}, range=[0, (1 + MARGIN) * longest], nticks=MOST_TICKS)
     return Plot(id, figure, "Bars: tokens per second of each contender.", caption="Tokens per second")
 
 
 def ratio_bars(id: str, ratios: Mapping[str, Spread]) -> Plot | None:
-    """How many times as fast, on a logarithmic axis from 1, so that twice and half are equally long."""
+    """Times over times, on a logarithmic axis from 1, so that twice and half are equally long."""
     bars = [
-        Measured(name, spread[0], spread[1], spread[2], times(spread).split()[0], f"{name}: {times(spread)}")
+        Bar(name, spread[0], spread[1], spread[2], times(spread).split()[0], f"{name}: {times(spread)}")
         for name, spread in ratios.items()
-        if spread[1] > 0
     ]
     if not bars:
         return None
     figure = _bar_figure(bars, ["ratio"] * len(bars), base=1.0, reference=1.0)
-    low, high = min(0.95, *(bar.low for bar in bars)), max(1.05, *(bar.high for bar in bars))
+    low, high = min(0.95, *(b.low for b in bars)), max(1.05, *(b.high for b in bars))
     span = math.log10(high / low)
-    ends = [math.log10(low) - (0.05 * span if low < 0.95 else 0), math.log10(high) + ROOM * span]
+    ends = [math.log10(low) - (0.05 * span if low < 0.95 else 0), math.log10(high) + MARGIN * span]
     ticks = ratio_ticks(low, high)
     x_axis = {"type": "log", "range": ends, "tickvals": ticks, "ticktext": [f"{tick:g}x" for tick in ticks]}
-    figure.update_xaxes(title={"text": "times as fast (1x: the same)"}, **x_axis)
-    alt = "Bars from 1: how many times as fast, median and range within repetitions."
-    return Plot(id, figure, alt, caption="Against peers, within repetitions")
+    figure.update_xaxes(title={"text": "time over time (1x: the same)"}, **x_axis)
+    alt = "Bars from 1: the time of one contender over that of another, median and range within repetitions."
+    return Plot(id, figure, alt, caption="Time over time, within repetitions")
 
 
 def ratio_ticks(low: float, high: float) -> list[float]:
@@ -133,57 +141,57 @@ def ratio_ticks(low: float, high: float) -> list[float]:
     >>> ratio_ticks(0.95, 1.28), ratio_ticks(0.6, 6.0), ratio_ticks(0.95, 168.0)
     ([1.0, 1.1, 1.2], [1.0, 2.0, 5.0], [1.0, 10.0, 100.0])
     """
-    even = [[step * i for i in range(1, int(high / step) + 1)] for step in (0.1, 0.25, 0.5)]
+    even = [[step * i for i in range(1, 1 + int(min(high, 10) / step))] for step in (0.1, 0.25, 0.5)]
     decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     rounds = [[m * 10.0**e for e in decades for m in mantissas] for mantissas in ((1, 2, 5), (1,))]
     for ticks in (*even, *rounds):
-        shown = [round(tick, 10) for tick in ticks if low <= tick <= high]
+        shown = [float(f"{tick:.10g}") for tick in ticks if low <= tick <= high]
         if 2 <= len(shown) <= MOST_TICKS:
             return shown
     return [1.0]
 
 
 def _bar_figure(
-    bars: Sequence[Measured], groups: Sequence[str], *, base: float = 0.0, reference: float | None = None
+    bars: Sequence[Bar], groups: Sequence[str], *, base: float = 0.0, reference: float | None = None
 ) -> go.Figure:
-    """Horizontal bars from `base`, a colour per group, with the figure right of the range, where nothing crosses it."""
+    """Horizontal bars from `base`, a colour per group; the number stands right of the range."""
     data: list[Any] = []
     for group, colour in zip(dict.fromkeys(groups), (BLUE, VERMILION, GREEN), strict=False):
-        own = [(i, bar) for i, bar in enumerate(bars) if groups[i] == group]
+        own = [(i, b) for i, b in enumerate(bars) if groups[i] == group]
         data.append(
-            go.Bar(
+            bar(
                 name=group,
                 orientation="h",
                 y=[i for i, _ in own],
-                x=[bar.value - base for _, bar in own],
+                x=[b.value - base for _, b in own],
                 base=base,
-                error_x=_spread([bar for _, bar in own], GREY),
+                error_x=_spread([b for _, b in own], GREY),
                 marker={"color": colour},
-                customdata=[escape(bar.hover) for _, bar in own],
+                customdata=[escape(b.hover) for _, b in own],
                 hovertemplate="%{customdata}<extra></extra>",
             )
         )
     data.append(
-        go.Scatter(
+        scatter(
             mode="text",
-            x=[max(bar.high, base) for bar in bars],
+            x=[max(b.high, base) for b in bars],
             y=list(range(len(bars))),
-            text=[f" {bar.text}" for bar in bars],
+            text=[f" {b.text}" for b in bars],
             textposition="middle right",
             cliponaxis=False,
             showlegend=False,
             hoverinfo="skip",
         )
     )
-    labels = [wrapped(bar.label) for bar in bars]
+    labels = [wrapped(b.label) for b in bars]
     lines = max(label.count("<br>") + 1 for label in labels)
     line = {"color": GREY, "width": 1.5, "dash": "dot"}
     upright = {"type": "line", "x0": reference, "x1": reference, "y0": 0, "y1": 1, "yref": "paper", "line": line}
-    return _figure(
+    return make_figure(
         data,
         height=(10 + 17 * lines) * len(bars) + HEADROOM_PX,
         showlegend=False,
-        yaxis=_rows_axis(range(len(bars)), labels),
+        yaxis=rows_axis(range(len(bars)), labels),
         bargap=1 - 0.75 / lines,
         barmode="overlay",
         shapes=[] if reference is None else [upright],
@@ -200,12 +208,12 @@ def wrapped(name: str) -> str:
     return "<br>".join(escape(line) for line in textwrap.wrap(words, LABEL_WIDTH, break_on_hyphens=False))
 
 
-def _spread(bars: Sequence[Measured], colour: str) -> dict[str, Any]:
+def _spread(bars: Sequence[Bar], colour: str) -> dict[str, Any]:
     return {
         "type": "data",
         "symmetric": False,
-        "array": [bar.high - bar.value for bar in bars],
-        "arrayminus": [bar.value - bar.low for bar in bars],
+        "array": [b.high - b.value for b in bars],
+        "arrayminus": [b.value - b.low for b in bars],
         "color": colour,
         "thickness": 1.5,
         "width": 3,
@@ -214,15 +222,15 @@ def _spread(bars: Sequence[Measured], colour: str) -> dict[str, Any]:
 
 def length_lines(id: str, lines: Lines) -> Plot:
     """Time against length, both logarithmic: linear cost is a line as steep as the dotted one."""
-    data = _lines(lines, lambda row, seconds: seconds)
-    longest, row = next(iter(lines.values()))[-1]
+    data = _lines(lines, lambda timed, seconds: seconds)
+    longest, last = next(iter(lines.values()))[-1]
     ends = [f(at for points in lines.values() for at, _ in points) for f in (min, max)]
     data.append(
-        go.Scatter(
+        scatter(
             name="proportional to length",
             mode="lines",
             x=ends,
-            y=[row.timing.median * end / longest for end in ends],
+            y=[last.timing.median * end / longest for end in ends],
             line={"color": GREY, "dash": "dot", "width": 1.5},
             hoverinfo="skip",
         )
@@ -234,22 +242,22 @@ def length_lines(id: str, lines: Lines) -> Plot:
 
 def context_lines(id: str, lines: Lines) -> Plot:
     """Tokens a second against the tokens that were read before."""
-    data = _lines(lines, lambda row, seconds: row.tokens / seconds)
+    data = _lines(lines, lambda timed, seconds: timed.tokens / seconds)
     y_axis = {"title": {"text": "tokens per second"}, "rangemode": "tozero", "zeroline": False}
     figure = _line_figure(data, lines, "context in tokens", y_axis)
     return Plot(id, figure, "Lines: tokens per second against context.", caption="Tokens per second against context")
 
 
-def _lines(lines: Lines, figure_of: Callable[[Row, float], float]) -> list[go.Scatter]:
+def _lines(lines: Lines, figure_of: Callable[[Timed, float], float]) -> list[dict[str, Any]]:
     """A line per contender at its medians, with bars to its fastest and slowest repetition."""
     data = []
     for (name, points), (colour, dash, symbol) in zip(lines.items(), cycle(LOOKS)):
         marks = []
-        for _, row in points:
-            low, high = sorted(figure_of(row, s) for s in (row.timing.fastest, row.timing.slowest))
-            marks.append(Measured(row.name, figure_of(row, row.timing.median), low, high, "", in_words(row)))
+        for _, timed in points:
+            low, high = sorted(figure_of(timed, s) for s in (timed.timing.fastest, timed.timing.slowest))
+            marks.append(Bar(timed.label, figure_of(timed, timed.timing.median), low, high, "", in_words(timed)))
         data.append(
-            go.Scatter(
+            scatter(
                 name=escape(name),
                 mode="lines+markers",
                 x=[at for at, _ in points],
@@ -264,9 +272,9 @@ def _lines(lines: Lines, figure_of: Callable[[Row, float], float]) -> list[go.Sc
     return data
 
 
-def in_words(row: Row) -> str:
-    tokens = f", {count(row.tokens_per_second)} tokens/s" if row.tokens else ""
-    return f"{duration(row.timing.median)} ({duration_range(row.timing)}){tokens}"
+def in_words(timed: Timed) -> str:
+    tokens = f", {count(timed.tokens_per_second)} tokens/s" if timed.tokens else ""
+    return f"{duration(timed.timing.median)} ({duration_range(timed.timing)}){tokens}"
 
 
 def _line_figure(data: Sequence[Any], lines: Lines, x_title: str, y_axis: dict[str, Any]) -> go.Figure:
@@ -279,4 +287,4 @@ def _line_figure(data: Sequence[Any], lines: Lines, x_title: str, y_axis: dict[s
         "ticktext": [f"{at:,}" for at in places[::-step][::-1]],
         "zeroline": False,
     }
-    return _figure(data, 420, xaxis=x_axis, yaxis=y_axis, showlegend=True)
+    return make_figure(data, 420, xaxis=x_axis, yaxis=y_axis, showlegend=True)
