@@ -39,7 +39,7 @@ def test_the_four_rules_of_the_paper() -> None:
     assert tuple(FF_RULES) == RULES
 
 
-# ---------------------------------------------------------------------- by hand
+# By hand
 
 
 def test_sanger_by_hand() -> None:
@@ -151,7 +151,7 @@ def test_forward_forward_with_much_goodness() -> None:
     assert np.isfinite(learned).all()
 
 
-# ---------------------------------------------------------------------- what the rules are known to do
+# What the rules are known to do
 
 
 def test_sanger_finds_the_leading_components_in_order() -> None:
@@ -212,7 +212,7 @@ def test_forward_forward_tells_real_from_shuffled() -> None:
     assert goodness(positive, start) < 2 * goodness(negative, start)
 
 
-# ---------------------------------------------------------------------- level by level
+# Level by level
 
 
 def encoded(sentences: list[list[str]], words: list[str]) -> tuple[np.ndarray, np.ndarray]:

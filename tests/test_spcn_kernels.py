@@ -70,7 +70,7 @@ def close(actual: Any, expected: Any) -> None:
     np.testing.assert_allclose(actual, expected, rtol=1e-12, atol=1e-14)
 
 
-# ---------------------------------------------------------------------- PGHU (Eq. 2 and 3) by hand
+# PGHU (Eq. 2 and 3) by hand
 
 # x0 = (1, 2) for the word a, x1 = W x0 = (-1, 0.5); beta = 0, so that learning does not change the states.
 TWO_LEVELS = ([[1.0, 0.0], [2.0, 0.0]], [[1.0, -1.0], [0.5, 0.0]])
@@ -165,7 +165,7 @@ def test_only_W_fb_and_precision_move(sentences: list[list[str]]) -> None:
         assert (old == new).all()
 
 
-# ---------------------------------------------------------------------- settling (Eq. 1) by hand
+# Settling (Eq. 1) by hand
 
 
 def test_one_settling_step_in_place(play: Play) -> None:
@@ -249,7 +249,7 @@ def test_the_state_is_carried_within_a_sentence_and_reset_between(play: Play) ->
     close(features[:, 1], [0.5, 2.0, 1.0 + 0.5 * 2.75])
 
 
-# ---------------------------------------------------------------------- SPA by hand
+# SPA by hand
 
 
 def test_spa_is_attention_from_the_precise_error_to_the_best_states(play: Play) -> None:
@@ -308,7 +308,7 @@ def test_tied_scores_are_broken_alike_after_the_buffer_has_wrapped(reference_of:
     np.testing.assert_allclose(model.encode([words], "l0.all"), expected, rtol=1e-12)
 
 
-# ---------------------------------------------------------------------- kernels against the reference
+# Kernels against the reference
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "the paper's": {},
@@ -372,7 +372,7 @@ def test_float32_agrees_with_the_reference_to_its_precision(
     np.testing.assert_allclose(features, expected, rtol=1e-3, atol=1e-4)
 
 
-# ---------------------------------------------------------------------- traces (Eq. 4 and 5)
+# Traces (Eq. 4 and 5)
 
 
 def test_traces_are_the_closed_form_of_the_activations(sentences: list[list[str]]) -> None:
@@ -414,7 +414,7 @@ def test_half_lives(play: Play) -> None:
     assert features[9, 2] < features[0, 2] / 2 < features[8, 2]  # ln 2 / -ln(1 - .075) = 8.9
 
 
-# ---------------------------------------------------------------------- top-k
+# Top-k
 
 DTYPES = (np.float32, np.float64)
 
@@ -508,7 +508,7 @@ def test_top_k_is_a_stable_sort(row: tuple[np.ndarray, int]) -> None:
     assert top_k(x, k, 0.0) == [i for i in expected_top_k(x, k) if x[i] > 0]
 
 
-# ---------------------------------------------------------------------- direction
+# Direction
 
 
 def test_the_backward_hierarchy_reads_from_the_end(sentences: list[list[str]]) -> None:

@@ -35,7 +35,7 @@ def same_weights(a: SPCN, b: SPCN) -> bool:
     return left.keys() == right.keys() and all(np.array_equal(left[name], right[name]) for name in left)
 
 
-# ---------------------------------------------------------------------- the paper's numbers
+# The paper's numbers
 
 
 def test_defaults_are_the_papers() -> None:
@@ -87,7 +87,7 @@ def test_initial_weights_are_normal_with_variance_over_fan_in() -> None:
     assert all(not W.any() for W in model.W_fb())
 
 
-# ---------------------------------------------------------------------- scikit-learn contract
+# Scikit-learn contract
 
 
 def test_init_only_stores() -> None:
@@ -163,7 +163,7 @@ def test_vocabulary_is_the_words_of_the_first_fit_in_order_of_appearance() -> No
     assert [W.shape for W in model.W_lat()] == [(24, 24), (12, 12)]
 
 
-# ---------------------------------------------------------------------- determinism
+# Determinism
 
 
 def test_seeds(sentences: list[list[str]]) -> None:
@@ -249,7 +249,7 @@ def test_sentences_do_not_see_each_other(sentences: list[list[str]]) -> None:
     assert (model.transform([sentences[0], sentences[2]])[1] != alone).any()
 
 
-# ---------------------------------------------------------------------- odd input
+# Odd input
 
 
 @pytest.fixture(scope="module")
@@ -379,7 +379,7 @@ def test_an_empty_representation_is_refused(fitted: SPCN) -> None:
         fitted.encode([["a"]], "")
 
 
-# ---------------------------------------------------------------------- states that are not finite
+# States that are not finite
 
 
 def place_of(error: pytest.ExceptionInfo[FloatingPointError]) -> tuple[int, int, str, int]:
@@ -442,7 +442,7 @@ except FloatingPointError:
     assert run.stdout.strip() == "reported"
 
 
-# ---------------------------------------------------------------------- labels
+# Labels
 
 
 def test_labels_given_to_fit_are_not_used(sentences: list[list[str]]) -> None:

@@ -1,4 +1,4 @@
-"""Writing files whole or not at all."""
+"""Atomic file writes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def write_atomically(path: str | Path, content: bytes) -> Path:
-    """Write next to `path` and move into place: after a crash, Ctrl-C or a full disk the old file is still there."""
+    """Write a temporary file and rename it to `path`: a crash, Ctrl-C or a full disk leaves the old file intact."""
     path = Path(path)
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.part")
     try:

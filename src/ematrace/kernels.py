@@ -1,6 +1,6 @@
 """Whether the package's own kernels are used: Triton's on GPUs, numba's on CPUs.
 
-`EMATRACE_KERNELS=0` in the environment runs everything in plain torch: to compare, or where a kernel does not compile.
+`EMATRACE_KERNELS=0` runs everything in plain torch: to compare, or where a kernel does not compile.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ def cpu_kernels_are_on() -> bool:
 
 @cache
 def numba_compiles() -> bool:
-    """Whether numba is there, and does not merely interpret (NUMBA_DISABLE_JIT)."""
+    """Whether numba is installed and compiles (NUMBA_DISABLE_JIT makes it interpret)."""
     try:
         import numba
-    except ImportError:  # also if it finds a numpy that is too new for it
+    except ImportError:  # also raised for a numpy that is too new for numba
         return False
     return not numba.config.DISABLE_JIT  # type: ignore[attr-defined]
 

@@ -1,4 +1,4 @@
-"""Threads for compiled CPU kernels that release Python's lock."""
+"""A thread pool for compiled CPU kernels, which release the GIL."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ _pool: ThreadPoolExecutor | None = None
 
 
 def split(kernel: Callable[[int, int], object], n: int, least: int = 1) -> None:
-    """kernel(begin, end) for slices that cover range(n), on as many threads as torch uses now.
+    """Run kernel(begin, end) on slices that cover range(n), in `torch.get_num_threads()` threads.
 
-    A slice has at least `least` items: below that, starting a thread costs more than it saves. When this returns, or
-    raises, no slice is under way any more.
+    A slice has at least `least` items: with fewer, a thread costs more than it saves. All slices have ended when this
+    returns or raises.
     """
     n_slices = max(1, min(torch.get_num_threads(), n // least))
-    if threading.current_thread().name.startswith(NAME):  # threads that wait for each other would wait for ever
+    if threading.current_thread().name.startswith(NAME):  # a nested call would deadlock
         n_slices = 1
     ends = [n * i // n_slices for i in range(n_slices + 1)]
     others: list[Future[object]] = []
     try:
         try:
             for i in range(1, n_slices):
-                others.append(_workers().submit(kernel, ends[i], ends[i + 1]))  # noqa: PERF401 - it may end half-way
+                others.append(_workers().submit(kernel, ends[i], ends[i + 1]))  # noqa: PERF401 - submit may fail half-way
         except RuntimeError as error:
             if "shutdown" not in str(error):
                 raise
-            # The interpreter is ending and starts no more threads.
+            # The interpreter is shutting down and starts no more threads.
             kernel(ends[len(others) + 1], n)
-        kernel(0, ends[1])  # the calling thread works, too
+        kernel(0, ends[1])  # in the calling thread
     finally:
         wait(others)
     for other in others:
@@ -50,7 +50,7 @@ def _workers() -> ThreadPoolExecutor:
 
 
 def _forget() -> None:
-    """A forked process has the pool, but none of its threads."""
+    """A forked process inherits the pool, but none of its threads."""
     global _pool, _made
     _pool, _made = None, threading.Lock()
 

@@ -1,10 +1,10 @@
 """Four Hebbian rules for W_ff, which the paper tried and rejected in favour of frozen random weights (claim C16).
 
 Each rule learns one level at a time, bottom up, from the responses of the level below, and is then frozen like the
-random weights it replaces. Level 0 sees the fast trace of the one-hot words, not the word alone: single one-hots are
-uncorrelated, so that a Hebbian rule would find nothing in them but word frequency.
+random weights it replaces. Level 0 sees the fast trace of the one-hot words, not the words: one-hots are uncorrelated,
+so that a Hebbian rule would find nothing in them but word frequency.
 
-The paper names the rules and gives no equations; each function below shows the one used here. Letters: X_BI inputs of a
+The paper names the rules without equations; each docstring below gives the one used here. Letters: X_BI inputs of a
 minibatch, W_IO weights [pre, post], Y_BO = X_BI W_IO.
 """
 
@@ -18,31 +18,30 @@ import numpy.typing as npt
 from scipy.special import expit
 
 Floats = npt.NDArray[np.floating]
-Array = npt.NDArray[np.floating]
 
 BATCH = 128
 
 
 @dataclass
 class RuleState:
-    """What a rule carries from batch to batch; every rule uses its own part."""
+    """What a rule carries from batch to batch."""
 
     k: int
     rng: np.random.Generator
-    memory: dict[str, Array] = field(default_factory=dict)
+    memory: dict[str, Floats] = field(default_factory=dict)
 
-    def start(self, name: str, value: Array) -> Array:
+    def start(self, name: str, value: Floats) -> Floats:
         return self.memory.setdefault(name, value)
 
 
-def sanger(W_IO: Array, X_BI: Array, state: RuleState, eta: float) -> Array:
+def sanger(W_IO: Floats, X_BI: Floats, state: RuleState, eta: float) -> Floats:
     """Generalised Hebbian algorithm (Sanger 1989): ΔW = η (Xᵀ Y − W · triu(Yᵀ Y)) / B."""
     Y_BO = X_BI @ W_IO
     step = X_BI.T @ Y_BO - W_IO @ np.triu(Y_BO.T @ Y_BO)
     return W_IO + eta * step / len(X_BI)
 
 
-def foldiak(W_IO: Array, X_BI: Array, state: RuleState, eta: float) -> Array:
+def foldiak(W_IO: Floats, X_BI: Floats, state: RuleState, eta: float) -> Floats:
     """Foldiak (1990): binary sparse y, Hebb on W, anti-Hebb on lateral Q, threshold t towards a firing rate p = k/d.
 
     Δw_ij = η y_j (x_i − w_ij),  ΔQ = −η (YᵀY/B − p²) off the diagonal,  Δt = η (mean y − p)
@@ -59,7 +58,7 @@ def foldiak(W_IO: Array, X_BI: Array, state: RuleState, eta: float) -> Array:
     return np.asarray(W_IO + eta * (X_BI.T @ Y_BO - W_IO * Y_BO.sum(0)) / len(X_BI))
 
 
-def pghu(W_IO: Array, X_BI: Array, state: RuleState, eta: float) -> Array:
+def pghu(W_IO: Floats, X_BI: Floats, state: RuleState, eta: float) -> Floats:
     """Surprise-gated PGHU: Eq. 3 on W_ff, open only for inputs more surprising than usual.
 
     e = π ⊙ (y − ȳ), ȳ and var(y − ȳ) running,  ΔW = η Xᵀ (g π ⊙ e) / B − λ_d W,  g = [|y − ȳ|² > its running mean]
@@ -79,7 +78,7 @@ def pghu(W_IO: Array, X_BI: Array, state: RuleState, eta: float) -> Array:
     return np.asarray(W_IO + eta * step / len(X_BI) - 0.001 * W_IO)
 
 
-def forward_forward(W_IO: Array, X_BI: Array, state: RuleState, eta: float) -> Array:
+def forward_forward(W_IO: Floats, X_BI: Floats, state: RuleState, eta: float) -> Floats:
     """Forward-forward (Hinton 2022), local: raise the goodness Σ y² of real inputs over θ, lower it for shuffled ones.
 
     ΔW = η Σ ± σ(∓(G − θ)) xᵀ y with y = relu(x W); negatives exchange the coordinates of x between inputs of the batch.
@@ -95,7 +94,7 @@ def forward_forward(W_IO: Array, X_BI: Array, state: RuleState, eta: float) -> A
     return W_IO + eta * step / len(X_BI)
 
 
-FF_RULES: dict[str, Callable[[Array, Array, RuleState, float], Array]] = {
+FF_RULES: dict[str, Callable[[Floats, Floats, RuleState, float], Floats]] = {
     "sanger": sanger,
     "foldiak": foldiak,
     "pghu": pghu,
@@ -156,7 +155,7 @@ def _traces_of_words(
     return out
 
 
-def _winners(drive: Array, k: int) -> Array:
+def _winners(drive: Floats, k: int) -> Floats:
     """1 for the k largest of each row, 0 elsewhere."""
     out = np.zeros_like(drive)
     np.put_along_axis(out, np.argpartition(drive, -k, axis=1)[:, -k:], 1, axis=1)
