@@ -1,4 +1,4 @@
-"""Results and verdicts as terminal tables and as one self-contained HTML page. Nothing is measured here."""
+"""Cells and verdicts as terminal tables and as one self-contained HTML page. Nothing is measured here."""
 
 from ematrace.report.page import render_report, write_report
 from ematrace.report.terminal import ledger_table, verdict_summary

@@ -1,4 +1,4 @@
-"""Language models on the terminal: perplexity tables, and a stream of tokens with how surprising each was."""
+"""Language models in the terminal: perplexity tables, and streamed tokens with the surprise of each."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CALM, STARTLED = 1.0, 12.0  # nats between which a token's colour goes from gree
 
 
 def evaluation_tables(result: Evaluation, name: str) -> Group:
-    """Overall with the models that see no context, then by domain and by position."""
+    """Overall beside the models without context, then by domain and by position."""
     overall = _table("model")
     for label, score in {name: result.total, **result.baselines}.items():
         overall.add_row(label, *_cells(score))
@@ -43,7 +43,7 @@ def evaluation_tables(result: Evaluation, name: str) -> Group:
 def _table(first: str) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column(first, overflow="fold", min_width=14)
-    for heading in ("tokens", "perplexity", "nats a token"):
+    for heading in ("tokens", "perplexity", "nats per token"):
         table.add_column(heading, justify="right", no_wrap=True)
     return table
 
@@ -76,7 +76,7 @@ def coloured_token(text: str, nats: float) -> Text:
 
 
 class StreamPrinter:
-    """Tokens of a stream as they come: coloured text, or a line for each with its surprise and uncertainty."""
+    """Tokens as they are streamed: coloured text, or a line for each with its surprise and uncertainty."""
 
     def __init__(self, console: Console, layout: str, tokenizer: Any) -> None:
         self.console, self.layout, self.tokenizer = console, layout, tokenizer
@@ -85,9 +85,9 @@ class StreamPrinter:
         if layout == "tsv":
             print("token\tnats\tuncertainty", flush=True)
 
-    def show(self, ids: Sequence[int], told: Surprise) -> None:
-        uncertainty = [None] * len(ids) if told.uncertainty is None else told.uncertainty[0].tolist()
-        for token, nats, doubt in zip(ids, told.nats[0].tolist(), uncertainty, strict=True):
+    def show(self, ids: Sequence[int], surprise: Surprise) -> None:
+        uncertainty = [None] * len(ids) if surprise.uncertainty is None else surprise.uncertainty[0].tolist()
+        for token, nats, doubt in zip(ids, surprise.nats[0].tolist(), uncertainty, strict=True):
             if not math.isnan(nats):
                 self.tokens += 1
                 self.nats += nats
@@ -113,7 +113,7 @@ class StreamPrinter:
         self.console.print(coloured_token(text, whole), end="", soft_wrap=True)
 
     def close(self, stream: SpenStream, errors: Console) -> None:
-        """The sum of it, where it does not get into the way of what reads the tokens."""
+        """A summary on standard error, so that a program that reads the tokens does not see it."""
         if not self.tokens:
             return
         if self.layout == "text":

@@ -10,8 +10,8 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table
 from rich.text import Text
 
-from ematrace.ledger import LedgerRow
-from ematrace.report.wording import (
+from ematrace.ledger import Claim, Claims, LedgerRow, load_claims
+from ematrace.report.verdicts import (
     checks_line,
     count_verdicts,
     local_agreement,
@@ -20,7 +20,7 @@ from ematrace.report.wording import (
     why_undecided,
 )
 
-# From this width on, the paper's figures have a column of their own.
+# From this width on, the paper's numbers have a column of their own.
 WIDE = 130
 
 
@@ -29,6 +29,7 @@ class LedgerView:
     """A table that is laid out when the width is known, and the counts of verdicts under it."""
 
     rows: Sequence[LedgerRow]
+    claims: Claims
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         yield self.table(wide=options.max_width >= WIDE)
@@ -62,13 +63,15 @@ class LedgerView:
                 claim.append(f"\npaper: {row.paper}", style="dim")
             paper = [Text(row.paper)] if wide else []
             seeds, here = str(row.n_seeds or "–"), local_agreement(row) if row.ours else "–"
-            table.add_row(row.id, claim, *paper, _ours(row), seeds, _verdict(row), _drawn(row), here)
+            table.add_row(
+                row.id, claim, *paper, _ours(row, self.claims[row.id]), seeds, _verdict(row), _drawn(row), here
+            )
         return table
 
 
-def _ours(row: LedgerRow) -> Text:
+def _ours(row: LedgerRow, claim: Claim) -> Text:
     text = Text()
-    for name, mean, ends in ours_lines(row):
+    for name, mean, ends in ours_lines(row, claim):
         text.append("\n" if text else "").append(f"{name} ").append(mean, style="bold")
         text.append(f" {ends}" if ends else "", style="dim")
     other = why_undecided(row) or ("" if text else checks_line(row))
@@ -86,9 +89,12 @@ def _drawn(row: LedgerRow) -> str:
     return f"{row.robustness.all.holds}/{row.robustness.all.conditions}" if row.robustness else "–"
 
 
-def ledger_table(rows: Sequence[LedgerRow]) -> LedgerView:
-    """Every claim with the paper's figure, ours, and the verdict; fits the width it is printed at."""
-    return LedgerView(tuple(rows))
+def ledger_table(rows: Sequence[LedgerRow], claims: Claims | None = None) -> LedgerView:
+    """Every claim with the paper's number, ours, and the verdict; fits the width it is printed at.
+
+    `claims` are those that the rows were made from, by default the package's.
+    """
+    return LedgerView(tuple(rows), load_claims() if claims is None else claims)
 
 
 def verdict_summary(rows: Sequence[LedgerRow]) -> Text:

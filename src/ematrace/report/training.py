@@ -1,4 +1,4 @@
-"""A training run on the terminal: one bar, and a line for each thing worth knowing."""
+"""A training run in the terminal: one bar, and a line for each event."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LOG_SECONDS = 30.0
 
 
 class TrainingBar:
-    """Progress with loss, tokens a second, share of the measured peak, memory and time left."""
+    """Progress with loss, tokens per second, model FLOPs utilisation, memory and time left."""
 
     def __init__(self, console: Console) -> None:
         self.console = console
@@ -33,7 +33,7 @@ class TrainingBar:
             console=console,
         )
         self._task: TaskID | None = None
-        self._told = time.monotonic()
+        self._last_line = time.monotonic()
         self._validation = ""
 
     def on_start(self, total_steps: int) -> None:
@@ -47,8 +47,10 @@ class TrainingBar:
             self._validation = f" held-out {metrics['validation_cross_entropy']:.3f}"
         shown = figures(metrics) + self._validation
         self._bar.update(self._task, completed=metrics["step"], figures=shown)
-        if not self.console.is_terminal and time.monotonic() - self._told > LOG_SECONDS:  # a bar cannot move in a log
-            self._told = time.monotonic()
+        if (
+            not self.console.is_terminal and time.monotonic() - self._last_line > LOG_SECONDS
+        ):  # a bar cannot move in a log
+            self._last_line = time.monotonic()
             self.on_event(f"step {metrics['step']}: {shown}")
 
     def on_event(self, text: str) -> None:
@@ -59,7 +61,7 @@ class TrainingBar:
 
 
 def figures(metrics: Mapping[str, Any]) -> str:
-    """One step's figures in a few words.
+    """The metrics of one step in a few words.
 
     >>> figures({"loss": 5.25, "tokens_per_second": 480_000.0, "mfu": 0.413, "memory_bytes": 3 * 2**30})
     'loss 5.250 480K tok/s MFU 41% 3.0 GiB'

@@ -1,0 +1,217 @@
+"""Where the numbers of the page come from: result files, taken together where they belong together."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from markupsafe import Markup
+
+from ematrace.report.data import ReportData
+from ematrace.report.factor_tables import experiment_tables
+from ematrace.report.formatting import commit_of, fold_paths, hardware_of, plural, show_path
+from ematrace.report.parts import (
+    MAX_DEPTH,
+    Content,
+    DataTable,
+    Fold,
+    Heading,
+    Paragraph,
+    Values,
+    code,
+    plain_table,
+    value_text,
+)
+from ematrace.results import Provenance, StoredCell, Table
+
+MOST_VALUES = 6  # of a setting that differs from file to file
+
+
+@dataclass(frozen=True)
+class Files:
+    """Result files of one experiment, one origin and one scale; `cells` has a cell of each."""
+
+    cells: tuple[StoredCell, ...]
+
+    @classmethod
+    def of(cls, cells: Iterable[StoredCell]) -> Files:
+        by_path = {stored.path: stored for stored in cells}
+        return cls(tuple(by_path.values()))
+
+    @property
+    def experiment(self) -> str:
+        return self.cells[0].cell.experiment
+
+    @property
+    def runs(self) -> list[Provenance]:
+        """Files that say the same of where they come from are of one run."""
+        return list({_run_key(s.cell.provenance): s.cell.provenance for s in self.cells}.values())
+
+    @property
+    def seeds(self) -> list[int]:
+        return sorted({stored.cell.seed for stored in self.cells})
+
+    @property
+    def origin(self) -> str:
+        return "this machine" if self.cells[0].local else "recorded"
+
+    @property
+    def scale(self) -> str:
+        return self.cells[0].cell.scale
+
+    @property
+    def paths(self) -> list[str]:
+        return fold_paths(show_path(stored.path) for stored in self.cells)
+
+    @property
+    def commits(self) -> str:
+        return _some(commit_of(run) for run in self.runs)
+
+    @property
+    def hardware(self) -> str:
+        return _some(hardware_of(run) for run in self.runs)
+
+    @property
+    def days(self) -> str:
+        return _first_to_last(run.date[:10] for run in self.runs)
+
+    @property
+    def seconds(self) -> float:
+        return sum(run.seconds for run in self.runs)
+
+
+def _run_key(run: Provenance) -> str:
+    return json.dumps([run.date, run.seconds, run.command, run.commit])
+
+
+def _some(texts: Iterable[str]) -> str:
+    """Different texts, the first few in full."""
+    distinct = list(dict.fromkeys(texts))
+    more = len(distinct) - MOST_VALUES
+    return ", ".join(distinct[:MOST_VALUES]) + (f" and {more} more" if more > 0 else "")
+
+
+def _first_to_last(dates: Iterable[str]) -> str:
+    first, *_, last = ordered if len(ordered := sorted(dates)) > 1 else ordered * 2
+    return first if first == last else f"{first} to {last}"
+
+
+def merged_settings(settings: Sequence[Mapping[str, Any]], depth: int = 0) -> dict[str, Any]:
+    """Settings of several files as one: a value that differs is given as the values it takes.
+
+    >>> merged_settings([{"k": 0.02, "seed": 1}, {"k": 0.04, "seed": 1}])
+    {'k': '0.02, 0.04', 'seed': 1}
+    """
+    merged: dict[str, Any] = {}
+    for name in dict.fromkeys(name for one in settings for name in one):
+        values = [one[name] for one in settings if name in one]
+        if all(isinstance(value, Mapping) for value in values) and depth < MAX_DEPTH:
+            merged[name] = merged_settings(values, depth + 1)
+        elif all(value == values[0] for value in values):
+            merged[name] = values[0]
+        else:
+            merged[name] = _some(value_text(value) for value in values)
+    return merged
+
+
+def source_line(data: ReportData, experiment: str, title: str, with_cells: bool) -> Fold:
+    """Where numbers come from, in one line that opens to the settings, and to every cell if asked for."""
+    files = Files.of(data.table.evidence[experiment])
+    summary = Markup("<strong>{}</strong> · {} · {}, {} · {} · {} · {} · {}").format(
+        experiment,
+        plural(len(files.seeds), "seed"),
+        files.origin,
+        files.scale,
+        Markup(" ").join(map(code, files.paths)),
+        files.commits,
+        files.days,
+        files.hardware,
+    )
+    about = {
+        "title": title,
+        "command": _some(run.command for run in files.runs),
+        "seeds": ", ".join(map(str, files.seeds)),
+        "seconds": files.seconds,
+        "settings": merged_settings([stored.cell.settings for stored in files.cells]),
+    }
+    parts: list[Content] = [*_also_here(data, experiment, files), Values(about)]
+    if with_cells:
+        tables = experiment_tables(data, experiment)
+        points = sum(len(table.body) for table in tables)
+        parts.append(Fold(f"All {plural(points, 'cell')} of {experiment}", tables))
+    return Fold(summary, parts, "source")
+
+
+def _also_here(data: ReportData, experiment: str, evidence: Files) -> list[Content]:
+    """This machine's own run, where another is the evidence."""
+    own = data.own.evidence.get(experiment, ())
+    if not own or evidence.cells[0].local:
+        return []
+    files = Files.of(own)
+    line = Markup("Also run on this machine: {}, {}, {}").format(
+        plural(len(files.seeds), "seed"), files.days, Markup(" ").join(map(code, files.paths))
+    )
+    return [Paragraph(line)]
+
+
+def provenance_parts(data: ReportData) -> list[Content]:
+    """All result files, those of one experiment, origin, scale, default factors and commit in one row."""
+    if not data.cells.cells:
+        return [Paragraph(Markup("There are no results yet: {}").format(code("ematrace reproduce")), "missing")]
+    groups: dict[str, list[StoredCell]] = {}
+    for stored in data.cells.cells:
+        cell, run = stored.cell, stored.cell.provenance
+        varied = {name: cell.factors[name] for name in data.claims.defaults if name in cell.factors}
+        key = json.dumps([str(stored.path.parent), stored.local, cell.scale, varied, run.commit, run.dirty])
+        groups.setdefault(key, []).append(stored)
+    files = [Files.of(cells) for cells in groups.values()]
+    return [_files_table(data, files), *_environments(files)]
+
+
+def _files_table(data: ReportData, groups: Sequence[Files]) -> DataTable:
+    evidence = {id(s) for table in _tables_in_force(data) for cells in table.evidence.values() for s in cells}
+    rows = []
+    for files in groups:
+        used = "evidence" if any(id(stored) in evidence for stored in files.cells) else "beside it"
+        factors = files.cells[0].cell.factors
+        varied = [f"{name}={factors[name]}" for name in data.claims.defaults if name in factors]
+        memory = max((run.peak_memory_mb for run in files.runs if run.peak_memory_mb is not None), default=None)
+        rows.append(
+            [
+                " ".join([*files.paths, *varied]),
+                f"{files.origin}, {used}",
+                files.scale,
+                plural(len(files.seeds), "seed"),
+                files.commits,
+                _first_to_last(run.date[:16].replace("T", " ") for run in files.runs),
+                f"{files.seconds:,.0f} s",
+                "–" if memory is None else f"{memory:,.0f} MB",
+            ]
+        )
+    heads = ("files", "origin", "scale", "seeds", "commit", "date", "time", "memory")
+    return plain_table(heads, rows, "Result files", "line")
+
+
+def _tables_in_force(data: ReportData) -> list[Table]:
+    return [data.table, *data.draws.values()]
+
+
+def _environments(groups: Sequence[Files]) -> list[Content]:
+    """Hardware and versions, once for all files that share them."""
+    shared: dict[str, list[StoredCell]] = {}
+    for stored in (s for files in groups for s in files.cells):
+        run = stored.cell.provenance
+        key = json.dumps([run.hardware, run.versions], sort_keys=True, default=str)
+        shared.setdefault(key, []).append(stored)
+    parts: list[Content] = []
+    for cells in shared.values():
+        run = cells[0].cell.provenance
+        files = "all files" if len(shared) == 1 else ", ".join(Files.of(cells).paths)
+        parts += [
+            Heading("Hardware and versions"),
+            Paragraph(f"Of {files}.", "tag"),
+            Values({"hardware": run.hardware, "versions": run.versions}),
+        ]
+    return parts

@@ -1,0 +1,129 @@
+"""The sections of the page, in order.
+
+A section says what is asked and how to read the answer, never what the answer is: that is for the numbers.
+"""
+
+from __future__ import annotations
+
+from ematrace.report.sections import accuracy, content, robustness, roles, spen
+from ematrace.report.sections.base import Section, about
+
+ROLE_METRICS = ("role_within", "role_transfer")
+
+SECTIONS = (
+    Section(
+        "representations",
+        "Which representation carries roles",
+        "A ridge probe reads the grammatical role of each word from the activation of the lowest level, from the "
+        "traces, and from both. The controls are read by the same probe; the BiGRU is trained on the labels.",
+        ("trace_probe", "controls", "supervised"),
+        accuracy.representations,
+        about("trace_probe", "supervised", metrics=("within", "transfer", "deep")),
+    ),
+    Section(
+        "dimension",
+        "Not dimensionality",
+        "Traces have twice the dimensions of the activation. Here Gaussian projections bring them down to as many, "
+        "and to half as many.",
+        ("dimension_control", "controls", "supervised"),
+        accuracy.dimension,
+        about("dimension_control"),
+    ),
+    Section(
+        "roles",
+        "Against supervision, role by role",
+        "Accuracy on grammar B, whose content words were never seen, for each role. The paper does not say how its "
+        "BiGRU codes unseen words; three codings stand side by side. A star marks the roles that the paper reports.",
+        ("trace_probe", "supervised"),
+        roles.by_role,
+        about("trace_probe", "supervised", metrics=ROLE_METRICS),
+    ),
+    Section(
+        "ablations",
+        "Ablations and levels",
+        "Accuracy without parts of the network, and from the traces of higher levels.",
+        ("ablations", "controls", "supervised"),
+        accuracy.ablations,
+        about("ablations"),
+    ),
+    Section(
+        "rules",
+        "Learning the feed-forward weights",
+        "Four Hebbian rules against frozen random weights. A participation ratio of 1 is a collapse to one dimension.",
+        ("feedforward_rules", "controls", "supervised"),
+        accuracy.rules,
+        about("feedforward_rules"),
+    ),
+    Section(
+        "lag",
+        "What the trace keeps of words",
+        "The word k steps back, read from a trace by a linear probe, and by peeling: subtracting one word after "
+        "another with known codes. The control peels traces of one-hot words. The thick line is the accuracy on the "
+        "role.",
+        ("lag_decoding",),
+        content.lag_decoding,
+        about("lag_decoding"),
+    ),
+    Section(
+        "distances",
+        "Distances",
+        "Distortion of pairwise distances by the random projection alone and after the top-k, beside the ε that the "
+        "Johnson-Lindenstrauss lemma gives for this many points and dimensions.",
+        ("distances",),
+        content.distances,
+        about("distances"),
+    ),
+    Section(
+        "position",
+        "Position",
+        "The role of the first word of a sentence, and how well the position alone predicts roles.",
+        ("position",),
+        roles.position,
+        about("position"),
+    ),
+    Section(
+        "shortcuts",
+        "Shortcuts",
+        "Does the BiGRU read the word or its context? Content words with one of the two hidden or swapped.",
+        ("shortcuts",),
+        roles.shortcuts,
+        about("shortcuts"),
+    ),
+    Section(
+        "spread",
+        "Seed spread",
+        "A seed draws new sentences and new weights. If only tokens varied, 95% of the ticks would lie in the grey "
+        "band, which is the kind of interval that the paper reports.",
+        ("trace_probe", "controls", "supervised"),
+        robustness.seed_spread,
+    ),
+    Section(
+        "robustness",
+        "Robustness over drawn grammars",
+        "The same directions on randomly drawn grammars, which differ in template shares, noun bias, adjective rate "
+        "and object relatives. A direction holds in a draw if it holds at point estimates.",
+        (),
+        robustness.robustness,
+    ),
+    Section(
+        "spen-training",
+        "SPEN and a transformer of its size",
+        "Both trained by one loop on the same tokens, with the paper's batch on one GPU, each in a run of its own; "
+        "commits and machines are below the tables. A step includes everything from the data to the optimiser. "
+        "Perplexity is on held-out text; with so few tokens per parameter it does not show where training ends.",
+        ("spen_training",),
+        spen.training,
+        about("spen_training"),
+    ),
+    Section(
+        "spen-model",
+        "SPEN streamed and in parallel",
+        "A small SPEN trained on text that comes with Python, then run token by token and in parallel over held-out "
+        "text. With top-k a unit that nearly ties can flip by rounding; blocks are compared on identical inputs.",
+        ("spen_model",),
+        spen.model,
+        about("spen_model"),
+    ),
+)
+
+__all__ = ["SECTIONS", "Section"]

@@ -1,0 +1,92 @@
+"""Which roles are read, and from what: role by role, from the position, from the word or its context."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from ematrace.report.data import ReportData
+from ematrace.report.parts import Content
+from ematrace.report.plots import BLUE, GREEN, PURPLE, VERMILION, Series, dot_plot
+from ematrace.report.sections.accuracy import column_series
+from ematrace.report.tables import Header, measure_table, measured_rows, selector_of, value_table
+from ematrace.results import Selector
+
+SYSTEMS = [
+    Header("SPCN, L0 + traces", "trace_probe", where={"representation": "l0+traces"}),
+    Header("BiGRU, unseen words untrained", "supervised", where={"unseen": "untrained"}),
+    Header("BiGRU, unseen words 0", "supervised", where={"unseen": "zero"}),
+    Header("BiGRU, unseen words mean", "supervised", where={"unseen": "mean"}),
+]
+INPUTS = [
+    Header("intact", where={"input": "intact"}),
+    Header("word hidden", where={"input": "context_only"}),
+    Header("context hidden", where={"input": "word_only"}),
+    Header("word swapped", where={"input": "swapped"}),
+]
+
+
+def by_role(data: ReportData) -> Sequence[Content | None]:
+    names = dict.fromkeys(
+        str(role) for experiment in ("trace_probe", "supervised") for role in data.table.values_of(experiment, "role")
+    )
+    rows = [Header(role, metric="role_transfer", where={"role": role}) for role in names]
+    rows = measured_rows(data, rows, SYSTEMS)
+    if not rows:
+        return []
+
+    def ours(row: Header) -> float:
+        sample = data.sample(selector_of(row, SYSTEMS[0]))
+        return sample.mean if sample is not None and sample.known else -math.inf
+
+    def starred(row: Header) -> Header:
+        in_paper = any(data.paper(selector_of(row, system)) is not None for system in SYSTEMS)
+        return Header(f"★ {row.label}", metric=row.metric, where=row.where) if in_paper else row
+
+    rows = [starred(row) for row in sorted(rows, key=lambda row: -ours(row))]
+    marks = [(BLUE, "circle"), (VERMILION, "square"), (PURPLE, "triangle-up"), (GREEN, "diamond")]
+    series = column_series(data, rows, SYSTEMS, marks)
+    alt = "Dot plot: transfer accuracy by role, SPCN beside the BiGRU under three codings of unseen words."
+    return [
+        dot_plot("plot-roles", [row.label for row in rows], series, alt, x_title="accuracy on transfer"),
+        measure_table(data, rows, SYSTEMS, "Transfer accuracy by role"),
+    ]
+
+
+def position(data: ReportData) -> Sequence[Content | None]:
+    selectors = {
+        "position 0 is det_agent": Selector("position", "first_word_share", {"role": "det_agent"}),
+        "position 0 is det_patient": Selector("position", "first_word_share", {"role": "det_patient"}),
+        "position only, W": Selector("position", "within", {"features": "position"}),
+        "position only, T": Selector("position", "transfer", {"features": "position"}),
+        "position only, D": Selector("position", "deep", {"features": "position"}),
+    }
+    found = {label: selector for label, selector in selectors.items() if data.select(selector) is not None}
+    if not found:
+        return []
+    samples, papers = [data.sample(s) for s in found.values()], [data.paper(s) for s in found.values()]
+    series = [Series("ours", BLUE, "circle", samples, papers)]
+    alt = "Dot plot: shares of roles at position 0, and accuracy from the position alone."
+    return [
+        dot_plot("plot-position", list(found), series, alt, x_title="share or accuracy"),
+        value_table(data, found, "Position alone"),
+    ]
+
+
+def shortcuts(data: ReportData) -> Sequence[Content | None]:
+    roles = data.table.values_of("shortcuts", "role")
+    rows = [
+        Header("all content words", "shortcuts", "content_accuracy"),
+        *(Header(str(role), "shortcuts", "role_accuracy", {"role": role}, group=1) for role in roles),
+    ]
+    rows = measured_rows(data, rows, INPUTS)
+    if not rows:
+        return []
+    marks = [(BLUE, "circle"), (GREEN, "diamond"), (VERMILION, "square"), (PURPLE, "triangle-up")]
+    series = column_series(data, rows, INPUTS, marks)
+    alt = "Dot plot: accuracy of the BiGRU on content words, intact, with the word or its context hidden, and swapped."
+    groups = [row.group for row in rows]
+    return [
+        dot_plot("plot-shortcuts", [row.label for row in rows], series, alt, groups=groups),
+        measure_table(data, rows, INPUTS, "Shortcuts of the BiGRU"),
+    ]

@@ -1,0 +1,132 @@
+"""Verdicts and findings as text: the same in the terminal and on the page."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from ematrace.ledger import VERDICTS, Claim, Finding, LedgerRow, PaperFigure
+from ematrace.report.formatting import decimals_for, interval, number, plural
+from ematrace.results import Interval, Selector
+
+# Metrics of the formal grammar have letters: W, T and D, as in the paper's tables.
+LETTERS = {"within": "W", "transfer": "T", "deep": "D", "role_within": "W", "role_transfer": "T"}
+# More metrics than this, and a claim without a figure predicate shows only how many predicates hold.
+MAX_BARE = 4
+
+
+@dataclass(frozen=True)
+class Look:
+    """Verdicts must differ without colour, so each has a sign of its own."""
+
+    sign: str
+    name: str
+    style: str
+
+
+LOOKS = {
+    "reproduced": Look("✓", "reproduced", "bold blue"),
+    "direction only": Look("→", "direction", "cyan"),
+    "not reproduced": Look("✗", "failed", "bold red"),
+    "not testable here": Look("⊘", "untestable", "magenta"),
+    "open": Look("○", "open", "dim"),
+    "answered: yes": Look("✓", "reproduced", "bold blue"),
+    "answered: no": Look("✗", "failed", "bold red"),
+    "answered: mixed": Look("→", "direction", "cyan"),
+}
+
+
+def look_of(verdict: str) -> Look:
+    return LOOKS.get(verdict, Look("?", "open", ""))
+
+
+def count_verdicts(rows: Iterable[LedgerRow]) -> list[tuple[str, int]]:
+    """(verdict, rows), in the order of VERDICTS, without those that do not occur."""
+    counts = Counter(row.verdict for row in rows)
+    return [(verdict, counts[verdict]) for verdict in VERDICTS if counts[verdict]]
+
+
+def short_names(operands: Sequence[Selector | PaperFigure]) -> list[str]:
+    """Names for the numbers of one claim, made of what sets them apart.
+
+    >>> within, deep = (Selector("trace_probe", m, {"representation": "l0"}) for m in ("within", "deep"))
+    >>> short_names([within, deep])
+    ['W', 'D']
+    >>> short_names([Selector("ablations", "within", {"level": i}) for i in (0, 1)])
+    ['level 0', 'level 1']
+    """
+    selectors = [o.of if isinstance(o, PaperFigure) else o for o in operands]
+    names = [_name(operand, selector, selectors) for operand, selector in zip(operands, selectors, strict=True)]
+    return names if len(set(names)) == len(names) else [_full_name(operand) for operand in operands]
+
+
+def _name(operand: Selector | PaperFigure, selector: Selector, among: Sequence[Selector]) -> str:
+    peers = [s for s in among if s.experiment == selector.experiment]
+    pieces = [selector.experiment] if len(peers) < len(among) else []
+    for factor, value in selector.where.items():
+        if any(peer.where.get(factor) != value for peer in peers):
+            pieces.append(value if isinstance(value, str) else f"{factor} {value}".replace("_", " "))
+    if any(peer.metric != selector.metric for peer in peers) or not pieces:
+        pieces.append(LETTERS.get(selector.metric, selector.metric))
+    if isinstance(operand, PaperFigure) and operand.minus:
+        pieces[-1] = f"Δ{pieces[-1]}"
+    if isinstance(operand, PaperFigure) and operand.over:
+        pieces = ["ratio"] if len(among) == 1 else ["ratio", *pieces]
+    return " ".join(pieces)
+
+
+def _full_name(operand: Selector | PaperFigure) -> str:
+    if isinstance(operand, Selector):
+        return str(operand)
+    other = f" - {operand.minus}" if operand.minus else f" / {operand.over}" if operand.over else ""
+    return f"{operand.of}{other}"
+
+
+def ours_lines(finding: Finding, claim: Claim) -> list[tuple[str, str, str]]:
+    """(name, mean, interval) of each number that the paper has too; else of each that a predicate needs, if few."""
+    checks = [check for check in finding.checks if check.kind == "figure"]
+    found: list[tuple[str, float, Interval | None]]
+    if checks:
+        names = short_names(claim.figure)
+        found = [(n, c.left, c.interval) for n, c in zip(names, checks, strict=True) if c.left is not None]
+    elif len(finding.ours) <= MAX_BARE:
+        names = short_names([Selector.parse(text) for text in finding.ours])
+        found = [(n, x, finding.interval[text]) for n, (text, x) in zip(names, finding.ours.items(), strict=True)]
+    else:
+        found = []
+    return [(name, number(x), _spread(ends, decimals_for(x))) for name, x, ends in found]
+
+
+def _spread(ends: Interval | None, decimals: int) -> str:
+    """Nothing for a number that no seed changes: its interval has no width."""
+    return "" if ends is None or ends[0] == ends[1] else interval(ends, decimals)
+
+
+def checks_line(finding: Finding) -> str:
+    """`7 of 8 predicates hold`."""
+    known = [c for c in finding.checks if c.holds is not None]
+    if not known:
+        return ""
+    return f"{sum(c.holds is True for c in known)} of {plural(len(finding.checks), 'predicate')} hold"
+
+
+def why_undecided(finding: Finding) -> str:
+    """What an open claim waits for, by experiment, or why a claim is not testable; nothing for one that is decided."""
+    missing = [Selector.parse(text).experiment for check in finding.checks for text in check.missing]
+    if finding.verdict == "open" and missing:
+        return f"waits for {', '.join(dict.fromkeys(missing))}"
+    return finding.why or ""
+
+
+def local_agreement(row: LedgerRow) -> str:
+    """Does this machine's own run come to the same verdict?"""
+    if row.local is None:
+        return "not run"
+    if row.local.evidence == row.evidence:
+        return "is the evidence"
+    if row.local.verdict == row.verdict:
+        return "agrees"
+    if row.local.verdict == "open":
+        return "incomplete"
+    return f"differs: {row.local.verdict}"
