@@ -20,8 +20,8 @@ SCHEMA = 2
 SCALES = ("cpu", "gpu")
 LONGEST_NAME = 120  # characters of a file name made from factors
 DEEPEST = 50  # levels of nesting in settings
-# Squares and fourth powers of what lies between are ordinary floats: no interval can overflow.
-SMALLEST, LARGEST = 1e-60, 1e60
+# Fourth powers of what lies between, and of their ratios, are ordinary floats: no interval overflows.
+SMALLEST, LARGEST = 1e-30, 1e30
 
 NAME = r"[A-Za-z_][A-Za-z0-9_.-]*"
 Name = Annotated[str, msgspec.Meta(pattern=rf"\A{NAME}\Z", max_length=100)]

@@ -1,0 +1,149 @@
+"""The claims file: the paper's claims as they were written, and one line for every mistake in it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ematrace.ledger import Claim, Claims, ClaimsError, Direction, PaperFigure, load_claims, parse_claims
+from ematrace.results import Selector, Store, Table
+
+IDS = [f"C{i:02d}" for i in range(1, 19)] + [f"C{i}" for i in range(20, 47)] + [f"F{i}" for i in range(1, 6)]
+HEAD = '[C01]\npart = "small"\nclaim = "c"\npaper = "p"\n'
+parse = Selector.parse
+
+
+def test_every_claim_is_there_in_order() -> None:
+    claims = load_claims()
+    assert [claim.id for claim in claims] == IDS
+    assert len(claims) == 50
+    assert "C18" in claims
+    assert "C19" not in claims
+    assert [claims[id].part for id in ("C18", "C20", "C46", "F1")] == ["small", "large", "large", "extension"]
+
+
+def test_predicates_are_read_as_written() -> None:
+    claims = load_claims()
+    together = parse("trace_probe/within{representation=l0+traces}")
+    bigru = parse("supervised/within{unseen=untrained}")
+    assert claims["C08"].direction == (Direction(together, ">", 0.9, over=bigru),)
+    slow = parse("lag_decoding/word_accuracy{reader=probe, trace=slow, lag=1}")
+    majority = parse("lag_decoding/word_accuracy{reader=majority, lag=1}")
+    assert claims["C18"].direction[1] == Direction(slow, "<", majority, by=0.10)
+    l0 = parse("trace_probe/within{representation=l0}")
+    assert claims["C04"].figure[0] == PaperFigure(together, 0.165, "accuracy", minus=l0)
+    assert claims["C01"].fitted
+    assert not claims["C16"].fitted
+    assert claims["C08"].selectors == (together, bigru)
+    assert claims["C08"].experiments == ("trace_probe", "supervised")
+    assert claims.defaults == {"grammar": "default"}
+    assert claims.robustness == {"grammar": "drawn"}
+
+
+def test_every_selector_finds_recorded_cells(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A misspelt factor would leave its claim open for ever."""
+    monkeypatch.delenv("EMATRACE_RESULTS", raising=False)
+    claims = load_claims()
+    table = Table(Store.open(local=tmp_path).load())
+    chosen = table.at(claims.defaults)
+    missing = {str(s) for claim in claims for s in claim.selectors if chosen.select(s) is None}
+    assert missing == set()
+
+
+@pytest.mark.parametrize(
+    ("direction", "text"),
+    [
+        (Direction(parse("a/b{k=1}"), ">", parse("c/d")), "a/b{k=1} > c/d"),
+        (Direction(parse("a/b"), "<", 0.5, over=parse("c/d")), "a/b / c/d < 0.5"),
+        (Direction(parse("a/b"), "not >", parse("c/d"), by=0.1), "a/b not > c/d + 0.1"),
+        (Direction(parse("a/b"), "<", parse("c/d"), by=-0.1), "a/b < c/d - 0.1"),
+    ],
+)
+def test_text_of_a_direction(direction: Direction, text: str) -> None:
+    assert direction.text == text
+
+
+@pytest.mark.parametrize(
+    ("body", "problem"),
+    [
+        ('direction = [{ left = "a/b", op = "=>", right = 1 }]', "Invalid enum value '=>' - at `$.direction[0].op`"),
+        ('direction = [{ left = "a/b", op = ">", right = 1, typo = 1 }]', "unknown field `typo` - at `$.direction[0]`"),
+        ('direction = [{ left = "a/b", op = ">" }]', "missing required field `right`"),
+        ('direction = [{ left = "ab", op = ">", right = 1 }]', "'left': 'ab' is not of the form experiment/metric"),
+        ('direction = [{ left = "a/b{c}", op = ">", right = 1 }]', "'left': 'a/b{c}': 'c' does not start with factor="),
+        ('direction = [{ left = "a/b", op = ">", right = "c" }]', "'right': 'c' is not of the form"),
+        ('direction = [{ left = "a/b", over = "c", op = ">", right = 1 }]', "'over': 'c' is not of the form"),
+        ('direction = [{ left = "a/b", op = ">", right = true }]', "got `bool` - at `$.direction[0].right`"),
+        ('direction = [{ left = "a/b", op = ">", right = nan }]', "'right': nan is not a finite number"),
+        ('direction = [{ left = "a/b", op = ">", right = 1, by = inf }]', "'by': inf is not a finite number"),
+        (f'direction = [{{ left = "a/b", op = ">", right = 1{"0" * 400} }}]', "$.direction[0].right"),
+        ('direction = [{ left = "a/b", op = "<=", right = 1, by = 0.1 }]', "'by' has no meaning with op '<='"),
+        (
+            'figure = [{ of = "a/b", paper = 1, kind = "acuracy" }]',
+            "Invalid enum value 'acuracy' - at `$.figure[0].kind`",
+        ),
+        ('figure = [{ of = "a/b", paper = "1", kind = "speed" }]', "$.figure[0].paper"),
+        ('figure = [{ of = "b", paper = 1, kind = "speed" }]', "'of': 'b' is not of the form"),
+        ('figure = [{ of = "a/b", paper = 1, kind = "speed", minus = "c" }]', "'minus': 'c' is not of the form"),
+        ('figure = [{ of = "a/b", paper = 1, kind = "speed", minus = "a/c", over = "a/d" }]', "exclude each other"),
+        ("figure = 3", "Expected `array`, got `int` - at `$.figure`"),
+        ('directions = "x"', "unknown field `directions`"),
+        ('fitted = "yes"', "$.fitted"),
+        ("not_testable = 2026-01-02", "$.not_testable"),
+    ],
+)
+def test_mistake_is_one_line_that_names_claim_and_field(tmp_path: Path, body: str, problem: str) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text(f"{HEAD}{body}\n")
+    with pytest.raises(ClaimsError) as caught:
+        load_claims(path)
+    message = str(caught.value)
+    assert problem in message
+    assert message.startswith(f"{path}: C01: ")
+    assert "\n" not in message
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        (HEAD.replace("C01", "'C\\n1'"), "letters and a number"),
+        (HEAD.replace("C01", "C"), "C: an id is letters and a number"),
+        (HEAD.replace("C01", "C" + "1" * 5000), "letters and a number"),
+        (HEAD.replace("small", "tiny"), "C01: Invalid enum value 'tiny' - at `$.part`"),
+        ('[C01]\npart = "small"\npaper = "p"', "C01: Object missing required field `claim`"),
+        ("C01 = 3", "C01: Expected `object`, got `int`"),
+        ("[C01\n", "line 1"),
+        (HEAD + HEAD, "C01"),
+        ("[defaults]\ngrammar = [1]", "defaults: "),
+        ("[defaults]\n'a b' = 1", "defaults: "),
+        ("robustness = 3", "robustness: "),
+        ("x = " + "[" * 5000, "mine.toml: "),
+        ("x = 1" + "0" * 5000, "mine.toml: "),
+    ],
+)
+def test_broken_file_is_refused_in_one_line(text: str, problem: str) -> None:
+    with pytest.raises(ClaimsError) as caught:
+        parse_claims(text, "mine.toml")
+    assert problem in str(caught.value)
+    assert str(caught.value).startswith("mine.toml: ")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("content", [None, b"\xff\xfe"])
+def test_file_that_cannot_be_read_is_named(tmp_path: Path, content: bytes | None) -> None:
+    path = tmp_path / "mine.toml"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(ClaimsError, match=r"mine\.toml"):
+        load_claims(path)
+
+
+def test_own_claims_stand_beside_the_papers() -> None:
+    own = parse_claims(HEAD.replace("C01", "X10") + HEAD.replace("C01", "X9") + "[defaults]\nmodel = 'm'\n")
+    assert [claim.id for claim in own] == ["X9", "X10"]
+    both = load_claims() | own
+    assert [claim.id for claim in both] == [*IDS, "X9", "X10"]
+    assert both.defaults == {"grammar": "default", "model": "m"}
+    with pytest.raises(ClaimsError, match="C01: this claim is there already"):
+        load_claims() | Claims((Claim("C01", "small", "c", "p"),))
