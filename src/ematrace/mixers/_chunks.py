@@ -46,11 +46,10 @@ def recurrence(a: Tensor, b: Tensor, state: Tensor | None, cu_seqlens: Tensor | 
     if cu_seqlens is None:
         first = torch.addcmul(b[:, :1], a[:, :1], state.unsqueeze(1))
         h = linear_scan(a, torch.cat([first, b[:, 1:]], dim=1))
-        return h, h[:, -1].clone()
-    starts, given = _starts(T, state, cu_seqlens)
-    h = linear_scan(a.masked_fill(starts, 0), torch.where(starts, torch.addcmul(b, a, given), b))
-    empty_N = (cu_seqlens[1:] <= cu_seqlens[:-1]).view(N, *[1] * len(shape))
-    return h, torch.where(empty_N, state, h[0, (cu_seqlens[1:] - 1).clamp(min=0)])
+    else:
+        starts, given = starts_of(T, state, cu_seqlens)
+        h = linear_scan(a.masked_fill(starts, 0), torch.where(starts, torch.addcmul(b, a, given), b))
+    return h, ends_of(h, state, cu_seqlens)
 
 
 def before(h: Tensor, state: Tensor | None, cu_seqlens: Tensor | None) -> Tensor:
@@ -60,16 +59,24 @@ def before(h: Tensor, state: Tensor | None, cu_seqlens: Tensor | None) -> Tensor
         state = h.new_zeros(B if cu_seqlens is None else cu_seqlens.shape[0] - 1, *shape)
     if cu_seqlens is None:
         return torch.cat([state.unsqueeze(1), h[:, :-1]], dim=1)
-    starts, given = _starts(T, state, cu_seqlens)
+    starts, given = starts_of(T, state, cu_seqlens)
     return torch.where(starts, given, torch.cat([h[:, :1], h[:, :-1]], dim=1))
 
 
-def _starts(T: int, state: Tensor, cu_seqlens: Tensor) -> tuple[Tensor, Tensor]:
+def starts_of(T: int, state: Tensor, cu_seqlens: Tensor) -> tuple[Tensor, Tensor]:
     """Whether a step is the first of its sequence, [1, T, 1, ...], and that sequence's given state, [1, T, ...]."""
     time_T = torch.arange(T, device=state.device)
     segment_T = segment_of(time_T, cu_seqlens)
     starts = (time_T == cu_seqlens[segment_T]).view(1, T, *[1] * (state.ndim - 1))
     return starts, state[segment_T].unsqueeze(0)
+
+
+def ends_of(h: Tensor, state: Tensor, cu_seqlens: Tensor | None) -> Tensor:
+    """The last h of each sequence, [B or N, ...], or the state given for it if it is empty."""
+    if cu_seqlens is None:
+        return h[:, -1].clone()  # a slice would keep all of h in memory
+    empty_N = (cu_seqlens[1:] <= cu_seqlens[:-1]).view(-1, *[1] * (state.ndim - 1))
+    return torch.where(empty_N, state, h[0, (cu_seqlens[1:] - 1).clamp(min=0)])
 
 
 class Chunks(NamedTuple):

@@ -76,7 +76,7 @@ def register_mixer(name: str, cls: type[Mixer] | None = None) -> type[Mixer]:
         raise ValueError(f"mixer {name!r} is part of ematrace; register yours under another name")
     if cls is None:
         cls = _imported(name)
-    _check_class(name, cls)
+    check_class(name, cls)
     _registered[name] = cls
     return cls
 
@@ -155,7 +155,7 @@ def _working_directory_on_path() -> Iterator[None]:
         sys.path.remove(here)
 
 
-def _check_class(name: str, cls: Any) -> None:
+def check_class(name: str, cls: Any) -> None:
     from torch import nn
 
     from ematrace.mixers.base import Mixer

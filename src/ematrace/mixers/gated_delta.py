@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ematrace.mixers._chunks import Chunks, chunks_of, n_chunks
+from ematrace.mixers._chunks import Chunks, chunks_of, ends_of, n_chunks, starts_of
 from ematrace.mixers._short_conv import ShortConv
 from ematrace.mixers.base import Mixer, State, accumulation_dtype, head_width, map_state, rms_norm
-from ematrace.traces.chunked import segment_of
 from ematrace.traces.operator import no_autocast
 
 CHUNK = 64
@@ -126,47 +124,47 @@ def gated_delta(
     log_a, b = (chunks.split_heads(t.unsqueeze(-1)) for t in (log_a, b))
     A = log_a.cumsum(-2)
     future = torch.ones(chunks.C, chunks.C, dtype=torch.bool, device=q.device).triu(1)
-    decay = (A - A.transpose(-1, -2)).masked_fill(future, -torch.inf).exp()
-    lower = (b * decay * (k @ k.transpose(-1, -2))).tril(-1)
+    decay = (A - A.mT).masked_fill(future, -torch.inf).exp()
+    lower = (b * decay * (k @ k.mT)).tril(-1)
     right = torch.cat([b * v, b * A.exp() * k], dim=-1)
-    from_v, from_S = torch.linalg.solve_triangular(lower, right, upper=False, unitriangular=True).split(
+    u_v, u_S = torch.linalg.solve_triangular(lower, right, upper=False, unitriangular=True).split(
         [v.shape[-1], k.shape[-1]], dim=-1
     )
-    scores = decay * (q @ k.transpose(-1, -2))
-    q_S, k_out, keep = A.exp() * q, (A[..., -1:, :] - A).exp() * k, A[..., -1:, :].exp()
-
-    def step(S: Tensor, i: int) -> tuple[Tensor, Tensor]:
-        u = from_v[:, i] - from_S[:, i] @ S.transpose(-1, -2)
-        o = q_S[:, i] @ S.transpose(-1, -2) + scores[:, i] @ u
-        return o, keep[:, i] * S + u.transpose(-1, -2) @ k_out[:, i]
-
-    o, last = _over_chunks(step, v.new_zeros(1, *v.shape[2:3], v.shape[-1], k.shape[-1]), state, chunks, q.shape[0])
+    scores = decay * (q @ k.mT)
+    total = A[..., -1:, :]
+    o, last = _through_chunks(chunks, state, u_v, u_S, A.exp() * q, scores, total.exp(), (total - A).exp() * k)
     return chunks.merge_heads(o), last
 
 
-def _over_chunks(
-    step: Callable[[Tensor, int], tuple[Tensor, Tensor]], zero: Tensor, state: Tensor | None, chunks: Chunks, B: int
+def _through_chunks(
+    chunks: Chunks,
+    state: Tensor | None,
+    u_v: Tensor,
+    u_S: Tensor,
+    q: Tensor,
+    scores: Tensor,
+    keep: Tensor,
+    k: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    """`step` from chunk to chunk; packed sequences start from their own states. Outputs [B, K, ...] and the last S."""
+    """S from chunk to chunk: o [B, K, H, C, d_v] and the last S. Packed sequences start from states of their own."""
+    N = q.shape[0] if chunks.offsets is None else chunks.offsets.shape[0] - 1
+    if state is None:
+        state = q.new_zeros(N, q.shape[2], u_v.shape[-1], k.shape[-1])
+    S = state if chunks.offsets is None else state[:1]
+    starts, given = (None, None) if chunks.offsets is None else starts_of(chunks.K, state, chunks.offsets)
     out, after = [], []
-    if chunks.offsets is None:
-        S = zero.expand(B, -1, -1, -1) if state is None else state
-        for i in range(chunks.K):
-            o, S = step(S, i)
-            out.append(o)
-        return torch.stack(out, dim=1), S
-    N = chunks.offsets.shape[0] - 1
-    given = zero.expand(N, -1, -1, -1) if state is None else state
-    segment_K = segment_of(torch.arange(chunks.K, device=zero.device), chunks.offsets)
-    first_K = torch.arange(chunks.K, device=zero.device) == chunks.offsets[segment_K]
-    S = zero
-    for i in range(chunks.K):
-        o, S = step(torch.where(first_K[i], given[segment_K[i]], S), i)
-        out.append(o)
-        after.append(S)
-    empty_N = (chunks.offsets.diff() == 0).view(N, 1, 1, 1)
-    last = torch.cat(after)[(chunks.offsets[1:] - 1).clamp(min=0)]
-    return torch.stack(out, dim=1), torch.where(empty_N, given, last)
+    # Unbound once: a slice in each turn of the loop would cost a tensor of zeros for all chunks in its backward.
+    for i, parts in enumerate(zip(*(t.unbind(1) for t in (u_v, u_S, q, scores, keep, k)), strict=True)):
+        u_v_i, u_S_i, q_i, scores_i, keep_i, k_i = parts
+        if starts is not None and given is not None:
+            S = torch.where(starts[:, i], given[:, i], S)
+        u = u_v_i - u_S_i @ S.mT
+        out.append(q_i @ S.mT + scores_i @ u)
+        S = keep_i * S + u.mT @ k_i
+        if starts is not None:
+            after.append(S)
+    last = S if chunks.offsets is None else ends_of(torch.stack(after, dim=1), state, chunks.offsets)
+    return torch.stack(out, dim=1), last
 
 
 def gated_delta_recurrence(
