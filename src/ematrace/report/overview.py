@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from ematrace.ledger import Check, LedgerRow, Share
 from ematrace.report.data import ReportData
-from ematrace.report.formatting import decimals_for, fold_paths, interval, number, plural, share
+from ematrace.report.formatting import digits, fold_paths, interval, number, plural, share
 from ematrace.report.parts import DataTable, TableCell, TableRow
 from ematrace.report.verdicts import (
     Look,
@@ -103,7 +103,7 @@ class ClaimView:
 
 
 def predicate_row(check: Check, drawn: Share | None) -> TableRow:
-    decimals = None if check.left is None else decimals_for(check.left)
+    decimals = None if check.left is None else digits(check.left)
     of = "left" if check.kind == "figure" or check.method == "bound" else "difference"
     ends = "–" if check.interval is None else f"{interval(check.interval, decimals)} ({of})"
     holds = {True: ("✓ holds", "line"), False: ("✗ fails", "line fails"), None: ("○ open", "line")}

@@ -31,7 +31,7 @@ MOST_VALUES = 6  # of a setting that differs from file to file
 
 @dataclass(frozen=True)
 class Files:
-    """Result files of one experiment, one origin and one scale; `cells` has a cell of each."""
+    """Result files of one origin and one scale; `cells` has a cell of each."""
 
     cells: tuple[StoredCell, ...]
 
@@ -39,10 +39,6 @@ class Files:
     def of(cls, cells: Iterable[StoredCell]) -> Files:
         by_path = {stored.path: stored for stored in cells}
         return cls(tuple(by_path.values()))
-
-    @property
-    def experiment(self) -> str:
-        return self.cells[0].cell.experiment
 
     @property
     def runs(self) -> list[Provenance]:
@@ -119,9 +115,24 @@ def merged_settings(settings: Sequence[Mapping[str, Any]], depth: int = 0) -> di
 def source_line(data: ReportData, experiment: str, title: str, with_cells: bool) -> Fold:
     """Where numbers come from, in one line that opens to the settings, and to every cell if asked for."""
     files = Files.of(data.table.evidence[experiment])
-    summary = Markup("<strong>{}</strong> · {} · {}, {} · {} · {} · {} · {}").format(
-        experiment,
-        plural(len(files.seeds), "seed"),
+    parts: list[Content] = [*_also_here(data, experiment, files), _about(files, title)]
+    if with_cells:
+        tables = experiment_tables(data, experiment)
+        points = sum(len(table.body) for table in tables)
+        parts.append(Fold(f"All {plural(points, 'cell')} of {experiment}", tables))
+    return Fold(_summary(files, experiment, "seed"), parts, "source")
+
+
+def draws_line(cells: Iterable[StoredCell]) -> Fold:
+    """The same for the cells of drawn grammars, of all experiments together."""
+    files = Files.of(cells)
+    return Fold(_summary(files, "drawn grammars", "draw"), [_about(files, "Robustness over drawn grammars")], "source")
+
+
+def _summary(files: Files, name: str, seed: str) -> Markup:
+    return Markup("<strong>{}</strong> · {} · {}, {} · {} · {} · {} · {}").format(
+        name,
+        plural(len(files.seeds), seed),
         files.origin,
         files.scale,
         Markup(" ").join(map(code, files.paths)),
@@ -129,19 +140,18 @@ def source_line(data: ReportData, experiment: str, title: str, with_cells: bool)
         files.days,
         files.hardware,
     )
-    about = {
-        "title": title,
-        "command": _some(run.command for run in files.runs),
-        "seeds": ", ".join(map(str, files.seeds)),
-        "seconds": files.seconds,
-        "settings": merged_settings([stored.cell.settings for stored in files.cells]),
-    }
-    parts: list[Content] = [*_also_here(data, experiment, files), Values(about)]
-    if with_cells:
-        tables = experiment_tables(data, experiment)
-        points = sum(len(table.body) for table in tables)
-        parts.append(Fold(f"All {plural(points, 'cell')} of {experiment}", tables))
-    return Fold(summary, parts, "source")
+
+
+def _about(files: Files, title: str) -> Values:
+    return Values(
+        {
+            "title": title,
+            "command": _some(run.command for run in files.runs),
+            "seeds": ", ".join(map(str, files.seeds)),
+            "seconds": files.seconds,
+            "settings": merged_settings([stored.cell.settings for stored in files.cells]),
+        }
+    )
 
 
 def _also_here(data: ReportData, experiment: str, evidence: Files) -> list[Content]:

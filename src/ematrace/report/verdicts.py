@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from ematrace.ledger import VERDICTS, Claim, Finding, LedgerRow, PaperFigure
-from ematrace.report.formatting import decimals_for, interval, number, plural
+from ematrace.report.formatting import digits, interval, number, plural
 from ematrace.results import Interval, Selector
 
 # Metrics of the formal grammar have letters: W, T and D, as in the paper's tables.
@@ -95,10 +95,10 @@ def ours_lines(finding: Finding, claim: Claim) -> list[tuple[str, str, str]]:
         found = [(n, x, finding.interval[text]) for n, (text, x) in zip(names, finding.ours.items(), strict=True)]
     else:
         found = []
-    return [(name, number(x), _spread(ends, decimals_for(x))) for name, x, ends in found]
+    return [(name, number(x), _spread(ends, digits(x))) for name, x, ends in found]
 
 
-def _spread(ends: Interval | None, decimals: int) -> str:
+def _spread(ends: Interval | None, decimals: int | None) -> str:
     """Nothing for a number that no seed changes: its interval has no width."""
     return "" if ends is None or ends[0] == ends[1] else interval(ends, decimals)
 

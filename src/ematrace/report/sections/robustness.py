@@ -13,8 +13,9 @@ from ematrace.ledger import Share
 from ematrace.report.data import ReportData
 from ematrace.report.factor_tables import Entry, points_of, tables_of
 from ematrace.report.formatting import decimals_for, interval, number, over_seeds, share
-from ematrace.report.parts import MAX_DEPTH, Content, Fold, Paragraph, code, plain_table, value_text
+from ematrace.report.parts import MAX_DEPTH, Block, Content, Fold, Paragraph, code, plain_table, value_text
 from ematrace.report.plots import condition_scatter, share_bars, strips
+from ematrace.report.provenance import draws_line
 from ematrace.report.sections.accuracy import ONE_HOT_CONTROLS, REPRESENTATIONS, SUPERVISED
 from ematrace.report.verdicts import LETTERS
 from ematrace.results import Factors, Sample, Selector, StoredCell, Table
@@ -59,7 +60,8 @@ def seed_spread(data: ReportData) -> Sequence[Content | None]:
 
 def robustness(data: ReportData) -> Sequence[Content | None]:
     if not data.draws:
-        return [Paragraph("Nothing is measured on drawn grammars yet.", "missing")]
+        command = code("ematrace reproduce robustness")
+        return [Paragraph(Markup("robustness is not run yet: {}").format(command), "missing")]
     parts: list[Content] = []
     judged = [(row, row.robustness) for row in data.rows if row.robustness is not None]
     if judged:
@@ -71,7 +73,10 @@ def robustness(data: ReportData) -> Sequence[Content | None]:
         heads = ["id", "claim", "all directions hold", "the predicate that holds least often"]
         parts.append(plain_table(heads, rows, "Claims over drawn grammars", "words"))
     draws = [Draw.of(seed, table, data) for seed, table in data.draws.items()]
-    return [*parts, *_draw_parts(draws), *_metrics_over_draws(data)]
+    cells = _cells_of_draws(data)
+    sources = Block([draws_line(stored for found in cells.values() for stored in found)], "sources")
+    everything = Fold(f"All metrics over {len(draws)} draws", _metrics_over_draws(data, cells))
+    return [*parts, *_draw_parts(draws), everything, sources]
 
 
 def _whole(text: str) -> Markup:
@@ -140,12 +145,17 @@ def _draw_parts(draws: Sequence[Draw]) -> list[Content]:
     return [*parts, Fold(f"All {len(draws)} draws", [table])]
 
 
-def _metrics_over_draws(data: ReportData) -> list[Content]:
-    """Mean and interval over draws of everything that was measured on them, an experiment in each fold."""
+def _cells_of_draws(data: ReportData) -> dict[str, list[StoredCell]]:
+    """The evidence on all draws, by experiment."""
     cells: dict[str, list[StoredCell]] = {}
     for table in data.draws.values():
         for experiment, evidence in table.evidence.items():
             cells.setdefault(experiment, []).extend(evidence)
+    return cells
+
+
+def _metrics_over_draws(data: ReportData, cells: Mapping[str, list[StoredCell]]) -> list[Content]:
+    """Mean and interval over draws of everything that was measured on them, an experiment in each fold."""
     folds: list[Content] = []
     for experiment, found in cells.items():
         hidden = {name for table in data.draws.values() for name in of_draw(table.evidence.get(experiment, ()))}
@@ -158,7 +168,7 @@ def _metrics_over_draws(data: ReportData) -> list[Content]:
             return Entry(None, Sample(values, min(counts) if counts else None, metrics[0].unit) if metrics else None)
 
         tables = tables_of(experiment, points, look, hidden, count="draws")
-        folds.append(Fold(f"{experiment} over {len(data.draws)} draws", tables))
+        folds.append(Fold(experiment, tables))
     return folds
 
 
