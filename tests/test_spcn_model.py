@@ -87,7 +87,7 @@ def test_initial_weights_are_normal_with_variance_over_fan_in() -> None:
     assert all(not W.any() for W in model.W_fb())
 
 
-# Scikit-learn contract
+# The scikit-learn contract
 
 
 def test_init_only_stores() -> None:
