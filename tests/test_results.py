@@ -128,6 +128,8 @@ class TestFile:
             (("seed", 10**40), "$.seed"),
             (("settings", None), "$.settings"),
             (("settings", "k", 2**65), "settings"),
+            (("settings", "k", ["a\x1b[2J"]), "control characters"),
+            (("settings", "a\x00", 1), "control characters"),
             (("factors", "../x", 1), "$.factors"),
             (("factors", "k", [1]), "$.factors"),
             (("factors", "k", None), "$.factors"),

@@ -14,7 +14,7 @@ from typing import Literal
 import msgspec
 
 from ematrace.results import Factors, Selector
-from ematrace.results.schema import Factor, Name
+from ematrace.results.schema import Factor, Name, one_line
 
 COMPARISONS = (">", "<", "not >")
 Part = Literal["small", "large", "extension"]
@@ -146,7 +146,7 @@ def load_claims(path: str | Path | None = None) -> Claims:
         try:
             text = Path(path).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
-            raise ClaimsError(f"{name}: {_one_line(error)}") from error
+            raise ClaimsError(f"{name}: {one_line(error)}") from error
     return parse_claims(text, name)
 
 
@@ -155,7 +155,7 @@ def parse_claims(text: str, source: str = "claims") -> Claims:
     try:
         record = tomllib.loads(text)
     except (ValueError, RecursionError) as error:  # an integer of 5,000 digits is a plain ValueError
-        raise ClaimsError(f"{source}: {_one_line(error)}") from error
+        raise ClaimsError(f"{source}: {one_line(error)}") from error
     sections = {name: _factors(record.pop(name, {}), f"{source}: {name}") for name in SECTIONS}
     claims = [_claim(id, body, f"{source}: {' '.join(id.split())}") for id, body in record.items()]
     return Claims(tuple(sorted(claims, key=_order)), **sections)
@@ -170,7 +170,7 @@ def _factors(table: object, where: str) -> dict[str, Factor]:
     try:
         return msgspec.convert(table, dict[Name, Factor])
     except msgspec.ValidationError as error:
-        raise ClaimsError(f"{where}: {_one_line(error)}") from error
+        raise ClaimsError(f"{where}: {one_line(error)}") from error
 
 
 class _Direction(msgspec.Struct, forbid_unknown_fields=True):
@@ -232,9 +232,5 @@ def _claim(id: str, body: object, where: str) -> Claim:
         direction = tuple(d.parse() for d in read.direction)
         figure = tuple(f.parse() for f in read.figure)
     except ValueError as error:  # also msgspec's
-        raise ClaimsError(f"{where}: {_one_line(error)}") from error
+        raise ClaimsError(f"{where}: {one_line(error)}") from error
     return Claim(id, read.part, read.claim, read.paper, read.fitted, direction, figure, read.not_testable)
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())

@@ -192,10 +192,15 @@ def _check_settings(value: Any, levels: int) -> None:
     if isinstance(value, dict | list | tuple):
         if levels == 0:
             raise ValueError(f"settings are nested more than {DEEPEST} levels deep")
-        for part in value.values() if isinstance(value, dict) else value:
+        for part in (*value, *value.values()) if isinstance(value, dict) else value:
             _check_settings(part, levels - 1)
     elif isinstance(value, int) and abs(value) > 2**64:
         raise ValueError("settings hold an integer of more than 64 bits")
+    elif isinstance(value, str) and _CONTROL.search(value):
+        raise ValueError("settings hold control characters")
+
+
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # all but tabs and line breaks
 
 
 def encode_file(file: CellFile) -> bytes:
@@ -209,7 +214,7 @@ def encode_file(file: CellFile) -> bytes:
         data = ("{\n" + ",\n".join(lines) + "\n}\n").encode()
         _decode(data)  # what cannot be read back is not written
     except (TypeError, ValueError, RecursionError, OverflowError) as error:
-        raise ResultError(f"{file.experiment}: {_one_line(error)}") from error
+        raise ResultError(f"{file.experiment}: {one_line(error)}") from error
     return data
 
 
@@ -222,7 +227,7 @@ def decode_file(data: bytes, source: str | Path = "result") -> CellFile:
     try:
         return _decode(data)
     except (ValueError, RecursionError, OverflowError) as error:
-        raise ResultError(f"{source}: {_one_line(error)}") from error
+        raise ResultError(f"{source}: {one_line(error)}") from error
 
 
 class _Header(msgspec.Struct):
@@ -245,8 +250,10 @@ def _refuse_duplicates(pairs: list[tuple[str, Any]]) -> None:
         raise ValueError(f"field {next(k for k in keys if keys.count(k) > 1)!r} is given twice")
 
 
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())[:500]
+def one_line(error: Exception) -> str:
+    """An error's text for a terminal: short, without line breaks and control characters that a file brought in."""
+    text = " ".join(str(error).split())[:500]
+    return "".join(c if c.isprintable() else "?" for c in text)
 
 
 def read_file(path: str | Path) -> CellFile:
