@@ -1,6 +1,9 @@
-"""The runs behind results/, without the command line's dependencies, for a machine with many cores.
+"""The runs behind results/, on a machine with many cores: every experiment with its number of seeds.
 
-Same code and same output as `make record`; a tree that was copied without its history needs EMATRACE_COMMIT.
+What is there already is not run again, and several machines can share the work with --shard. A tree that was copied
+without its history needs EMATRACE_COMMIT. What needs a GPU is recorded with
+
+    python -m ematrace.experiments spen_training spen_streaming --scale gpu --data SOURCE --out results
 """
 
 from __future__ import annotations
@@ -9,39 +12,39 @@ import argparse
 import time
 from pathlib import Path
 
-from ematrace.experiments import EXPERIMENTS, robustness, runner
-from ematrace.experiments.workbench import Sizes
+from ematrace.experiments.grammar_task import DRAWS
+from ematrace.experiments.runner import ROBUSTNESS, Request, Unit, make_plan, run
+
+UNSUPERVISED = (
+    *("trace_probe", "controls", "dimension_control", "ablations", "position", "lag_decoding", "distances"),
+    "feedforward_rules",
+)
+SEEDS: dict[tuple[str, ...], int] = {
+    UNSUPERVISED: 20,
+    ("supervised", "shortcuts"): 5,
+    ("choices", "spen_model"): 3,
+    (ROBUSTNESS,): DRAWS,
+}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("results"))
-    parser.add_argument("--jobs", type=int, default=None, help="processes (default: one per core)")
-    parser.add_argument("--spcn-seeds", type=int, default=20)
-    parser.add_argument("--bigru-seeds", type=int, default=5)
-    parser.add_argument("--choice-seeds", type=int, default=3)
-    parser.add_argument("--grammars", type=int, default=robustness.GRAMMARS)
-    parser.add_argument(
-        "--train", type=int, default=Sizes.train, help="training sentences; fewer only to try the script"
-    )
+    parser.add_argument("--jobs", type=int, help="processes (default: one per core)")
+    parser.add_argument("--shard", default="1/1", help="i/n: part i of n")
     args = parser.parse_args()
-    sizes = Sizes() if args.train == Sizes.train else Sizes(args.train, args.train, args.train, bigru_epochs=2)
-    unsupervised = [name for name, e in EXPERIMENTS.items() if e.group in ("spcn", "rules")]
-    supervised = [name for name, e in EXPERIMENTS.items() if e.group == "bigru"]
-    plans = runner.plan(unsupervised, args.spcn_seeds, sizes) + runner.plan(supervised, args.bigru_seeds, sizes)
-    plans += runner.plan(["choices"], args.choice_seeds, sizes) if args.choice_seeds else []
-    if args.grammars:
-        plans += runner.plan([robustness.NAME], args.grammars, sizes)
-    started = time.monotonic()
-    total = len({task for plan in plans for task in plan.tasks})
-    done: set[runner.Task] = set()
+    requests = [Request(names, seeds=seeds, out=args.out, shard=args.shard) for names, seeds in SEEDS.items()]
+    units = [unit for request in requests for unit in make_plan(request).to_run]
+    started, done = time.monotonic(), 0
 
-    def progress(task: runner.Task, share: float) -> None:
-        if share >= 1.0 and task not in done:
-            done.add(task)
-            print(f"{time.monotonic() - started:6.0f} s  {len(done)}/{total}  {task.label}", flush=True)
+    def written(unit: Unit, path: Path) -> None:
+        nonlocal done
+        done += 1
+        print(f"{time.monotonic() - started:6.0f} s  {done}/{len(units)}  {path}", flush=True)
 
-    runner.run(plans, args.out, jobs=args.jobs, progress=progress, written=lambda path: print(path, flush=True))
+    failed = run(units, args.out, jobs=args.jobs, written=written)
+    if failed:
+        raise SystemExit("\n".join(f"{unit.label}: {why}" for unit, why in failed.items()))
 
 
 if __name__ == "__main__":

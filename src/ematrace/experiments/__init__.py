@@ -1,37 +1,36 @@
-"""One file per table or figure of the paper: a workbench in, figures out. Nothing here prints."""
+"""One file per table or figure: a grid of factors and `measure()`. Nothing here plots or prints.
 
-from ematrace.experiments import (
-    ablations,
-    choices,
-    controls,
-    dimension_control,
-    distances,
-    feedforward_rules,
-    lag_decoding,
-    position,
-    shortcuts,
-    spen_model,
-    supervised,
-    trace_probe,
+>>> from ematrace.experiments import EXPERIMENTS
+>>> EXPERIMENTS["position"].title
+'Position alone'
+"""
+
+from ematrace.experiments.base import (
+    NO_DEFAULT,
+    Context,
+    Experiment,
+    Grid,
+    Measured,
+    Point,
+    accuracy,
+    factorial,
+    number,
 )
-from ematrace.experiments.base import Experiment
+from ematrace.experiments.discovery import EXPERIMENTS, find_experiment
+from ematrace.results import Metric, Row
 
-EXPERIMENTS: dict[str, Experiment] = {
-    module.EXPERIMENT.name: module.EXPERIMENT
-    for module in (
-        trace_probe,
-        controls,
-        dimension_control,
-        ablations,
-        position,
-        lag_decoding,
-        distances,
-        feedforward_rules,
-        supervised,
-        shortcuts,
-        spen_model,
-        choices,
-    )
-}
-
-__all__ = ["EXPERIMENTS", "Experiment"]
+__all__ = [
+    "EXPERIMENTS",
+    "NO_DEFAULT",
+    "Context",
+    "Experiment",
+    "Grid",
+    "Measured",
+    "Metric",
+    "Point",
+    "Row",
+    "accuracy",
+    "factorial",
+    "find_experiment",
+    "number",
+]

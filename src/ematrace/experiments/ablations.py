@@ -2,33 +2,35 @@
 
 from __future__ import annotations
 
-from ematrace.experiments.base import Experiment
-from ematrace.experiments.workbench import FULL, Figures, Workbench
+from typing import Any
 
-PARTS = {
+from ematrace.experiments.base import Context
+from ematrace.experiments.grammar_task import FULL, grammar_experiment, grammar_task
+from ematrace.results import Row
+
+VARIANTS = {
     "full": "l0+traces",
     "forward_only": "l0@forward+traces@forward",
     "backward_only": "l0@backward+traces@backward",
     "fast_only": "l0+fast",
     "slow_only": "l0+slow",
-    "level0": "traces",
 }
 
 
-def measure(bench: Workbench) -> Figures:
-    figures: Figures = {}
-    probed = bench.probe(tuple(PARTS.values()))
-    for name, part in PARTS.items():
-        figures |= bench.accuracies(name, probed[part])
+def measure(ctx: Context, **grammar: Any) -> list[Row]:
+    task = grammar_task(ctx, **grammar)
+    probed = task.probe((*VARIANTS.values(), "traces"))
     # The paper does not say what "trace projections" are, so that part of C14 has nothing to remove.
-    without_spa = bench.probe((FULL, "l0+fast"), bench.spcn(spa=False))
-    figures |= bench.accuracies("no_spa", without_spa[FULL])
-    figures |= bench.accuracies("no_spa_no_slow", without_spa["l0+fast"])
-    higher = {f"level{level}": f"l{level}.traces" for level in range(1, len(bench.spcn().widths))}
-    by_level = bench.probe(tuple(higher.values()), bench.spcn(), "+".join(higher.values()))
-    for name, part in higher.items():
-        figures |= bench.accuracies(name, by_level[part])
-    return figures
+    without_spa = task.probe((FULL, "l0+fast"), task.spcn(spa=False))
+    variants = {name: probed[part] for name, part in VARIANTS.items()}
+    variants |= {"no_spa": without_spa[FULL], "no_spa_no_slow": without_spa["l0+fast"]}
+    higher = {level: f"l{level}.traces" for level in range(1, len(task.spcn().widths))}
+    by_level = task.probe(tuple(higher.values()), task.spcn(), "+".join(higher.values()))
+    levels = {0: probed["traces"], **{level: by_level[part] for level, part in higher.items()}}
+    return [
+        *(Row({"variant": name}, task.accuracies(found)) for name, found in variants.items()),
+        *(Row({"level": level}, task.accuracies(found)) for level, found in levels.items()),
+    ]
 
 
-EXPERIMENT = Experiment("ablations", "Ablations and levels", measure)
+EXPERIMENT = grammar_experiment("ablations", "Ablations and levels", measure, seconds=20)

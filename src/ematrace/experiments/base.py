@@ -1,27 +1,164 @@
-"""What an experiment is: a name, a title and a function from a workbench to figures."""
+"""What an experiment is: a grid of factors, and a function that measures one point of it on one seed.
+
+>>> def measure(ctx, width):
+...     return {"area": width**2 + ctx.seed}
+>>> squares = Experiment("squares", "Areas of squares", grid=factorial(width=[2, 3]), measure=measure)
+>>> point = squares.points("cpu", seeds=2)[-1]
+>>> point
+Point(factors={'width': 3}, seed=1)
+>>> rows_of(squares.measure(Context(seed=point.seed), **point.factors))[0].metrics["area"].value
+10.0
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any
+import math
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import product
+from pathlib import Path
+from typing import Any, Literal, TypeAlias, TypeVar
 
-from ematrace.experiments.workbench import Figures, Workbench
+from ematrace.results import Factors, Metric, Row
+from ematrace.results.schema import Factor
+
+T = TypeVar("T")
+Scale = Literal["cpu", "gpu"]
+Measured: TypeAlias = Sequence[Row] | Mapping[str, Metric | float]
+"""Rows, each with factors of its own; or the metrics of a single one."""
+NO_DEFAULT = ""
+
+
+@dataclass(frozen=True)
+class Point:
+    """One point of a grid on one seed: what one file of results holds."""
+
+    factors: Factors
+    seed: int = 0
+
+
+Grid: TypeAlias = Callable[[str, int], Iterable[Point]]
+"""grid(scale, seeds) -> points."""
+
+
+def factorial(**levels: Sequence[Factor]) -> Grid:
+    """Every combination of the levels, on seeds 0, 1, ...; without levels, the seeds alone.
+
+    >>> [p.factors for p in factorial(context=["ema", "none"], width=[64])("cpu", 1)]
+    [{'context': 'ema', 'width': 64}, {'context': 'none', 'width': 64}]
+    """
+
+    def grid(scale: str, seeds: int) -> Iterable[Point]:
+        for seed in range(seeds):
+            for values in product(*levels.values()):
+                yield Point(dict(zip(levels, values, strict=True)), seed)
+
+    return grid
 
 
 @dataclass(frozen=True)
 class Experiment:
-    """One table or figure.
-
-    Experiments of one `group` and seed share a workbench in one process; other groups run beside it. `seeds` is the
-    default: one, whose intervals are over tokens. More are a matter of minutes, and the recorded runs have them.
-    """
+    """One table or figure, as data."""
 
     name: str
+    """Of its folder of results, and in selectors; for the package's own also of its file."""
     title: str
-    measure: Callable[[Workbench], Figures]
-    group: str = "spcn"
+    grid: Grid
+    measure: Callable[..., Measured]
+    """measure(ctx, **factors). It prints nothing and writes no result."""
+    needs: Literal["cpu", "gpu", "any"] = "cpu"
+    """`any` runs at the scale that is asked for; the others have one scale."""
+    data: str | None = None
+    """Default text source, which `--data` replaces. None: it reads no text; NO_DEFAULT: `--data` has to name one."""
     seeds: int = 1
-    by_name_only: bool = False  # bears on no claim: runs when it is asked for
-    on_grammars: bool = True  # says something about grammars, so that drawn ones can test it
-    settings: Mapping[str, Any] | None = None  # what it is run with, where that is not the workbench's
+    """How many by default: intervals within one seed are over tokens. Recorded results have more."""
+    seconds: float = 60.0
+    """Expected for one point, on one core or on the GPU."""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """Plain JSON that `measure` reads from `ctx.settings`. Recorded; when it changes, a point is measured again."""
+    derived: Callable[[Point, Mapping[str, Any]], Mapping[str, Any]] | None = None
+    """Settings that follow from the point and the other settings."""
+    group: str | None = None
+    """Points of one group with the same factors and seed run in one process, where `ctx.share` serves them all."""
+    alone: bool = False
+    """It measures speed: nothing of ours runs at the same time."""
+    robustness: Grid | None = None
+    """The same measurement under drawn conditions: `ematrace reproduce robustness`."""
+    quick_draws: int = 0
+    """How many of those run by default."""
+    claims: str = ""
+    """Claims of its own, in the format of claims.toml."""
+
+    def scale(self, asked: str) -> Scale:
+        """The scale it runs at when another is asked for."""
+        if self.needs == "any":
+            return "gpu" if asked == "gpu" else "cpu"
+        return self.needs
+
+    def points(self, scale: str, seeds: int) -> list[Point]:
+        return list(self.grid(scale, seeds))
+
+    def resolve_settings(self, point: Point, changed: Mapping[str, Any]) -> dict[str, Any]:
+        """What a point is measured with, and its file says; `changed` are the settings with changes in them."""
+        return merged(changed, self.derived(point, changed) if self.derived else {})
+
+
+@dataclass
+class Context:
+    """What `measure` is given beside its factors; nothing in it belongs to one experiment."""
+
+    seed: int = 0
+    scale: str = "cpu"
+    device: str = "cpu"
+    """For torch: cpu or cuda."""
+    data: str | None = None
+    """The text source, where the experiment reads text."""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    progress: Callable[[float], None] = lambda share: None
+    """Call it with the share that is done, from 0 to 1."""
+    scratch: Path | None = None
+    """Where temporary folders belong (`TemporaryDirectory(dir=ctx.scratch)`): gone even if this process is killed."""
+    memo: dict[Hashable, Any] = field(default_factory=dict)
+
+    def share(self, factory: Callable[..., T], *args: Hashable) -> T:
+        """factory(*args), made once for all points of a group: they run in one process, one after the other."""
+        key = (factory, args)
+        if key not in self.memo:
+            self.memo[key] = factory(*args)
+        made: T = self.memo[key]
+        return made
+
+
+def accuracy(value: float, n: int, better: Literal["low", "high"] | None = "high") -> Metric:
+    """A share of n items; unknown if there were none."""
+    return Metric(value if n else None, unit="accuracy", n=n, better=better)
+
+
+def rows_of(measured: Measured) -> list[Row]:
+    """What `measure` returned, as rows. A plain number is a metric; one that is not finite is unknown."""
+    if not isinstance(measured, Mapping):
+        return list(measured)
+    return [Row({}, {name: m if isinstance(m, Metric) else number(m) for name, m in measured.items()})]
+
+
+def number(value: float, unit: str = "", better: Literal["low", "high"] | None = None) -> Metric:
+    """A metric that is no accuracy; unknown if it is not finite.
+
+    >>> number(float("nan")).value is None
+    True
+    """
+    value = float(value)
+    return Metric(value if math.isfinite(value) else None, unit=unit, better=better)
+
+
+def merged(settings: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings with changes in their place, also inside nested mappings.
+
+    >>> merged({"spcn": {"k": 0.08, "eta": 0.01}, "tokens": 5}, {"spcn": {"k": 0.02}})
+    {'spcn': {'k': 0.02, 'eta': 0.01}, 'tokens': 5}
+    """
+    out = dict(settings)
+    for name, value in changes.items():
+        nested = isinstance(value, Mapping) and isinstance(out.get(name), Mapping)
+        out[name] = merged(out[name], value) if nested else value
+    return out

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from ematrace.experiments.base import Experiment
-from ematrace.experiments.workbench import FULL, LAMBDA, Figures, Workbench
+from ematrace.experiments.base import Context
+from ematrace.experiments.grammar_task import FULL, grammar_experiment, grammar_task
+from ematrace.results import Row
 
 # name -> what is changed from the default; docs/deviations.md explains each
 CHOICES: dict[str, dict[str, Any]] = {
@@ -33,16 +34,18 @@ CHOICES: dict[str, dict[str, Any]] = {
 PROBES: dict[str, dict[str, Any]] = {"probe without intercept": {"fit_intercept": False}, "ridge 1": {"lam": 1.0}}
 
 
-def measure(bench: Workbench) -> Figures:
-    figures: Figures = {}
-    for done, (name, changes) in enumerate(CHOICES.items()):
-        figures |= bench.accuracies(name, bench.probe([FULL], bench.spcn(**changes))[FULL])
-        bench.progress((done + 1) / (len(CHOICES) + 1))
-    gram = bench.by_role_gram(bench.token_gram)
-    readouts = {name: gram.solve(**{"lam": LAMBDA, **changes}) for name, changes in PROBES.items()}
-    for name, probed in bench.score(readouts, bench.spcn()).items():
-        figures |= bench.accuracies(name, probed)
-    return figures
+def measure(ctx: Context, **grammar: Any) -> list[Row]:
+    task = grammar_task(ctx, **grammar)
+    probed = {}
+    for done, (name, changes) in enumerate(CHOICES.items(), start=1):
+        probed[name] = task.probe([FULL], task.spcn(**changes))[FULL]
+        ctx.progress(done / (len(CHOICES) + 1))
+    gram = task.by_role_gram(task.token_gram)
+    readouts = {name: gram.solve(**{"lam": task.ridge_lambda, **changes}) for name, changes in PROBES.items()}
+    probed |= task.score(readouts, task.spcn())
+    return [Row({"choice": name}, task.accuracies(found)) for name, found in probed.items()]
 
 
-EXPERIMENT = Experiment("choices", "How much each open choice matters", measure, group="choices", by_name_only=True)
+EXPERIMENT = grammar_experiment(
+    "choices", "How much each open choice matters", measure, group="choices", robustness=None, seconds=240
+)

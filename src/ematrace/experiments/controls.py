@@ -9,13 +9,29 @@ import numpy as np
 
 from ematrace.baselines import onehot
 from ematrace.baselines.bigru import BiGRUTagger
-from ematrace.experiments.base import Experiment
-from ematrace.experiments.workbench import FULL, Figures, Probed, Workbench, words_of
+from ematrace.experiments.base import Context
+from ematrace.experiments.grammar_task import (
+    FULL,
+    Codes,
+    GrammarTask,
+    Probed,
+    grammar_experiment,
+    grammar_task,
+    words_of,
+)
+from ematrace.grammar import Sentence
+from ematrace.results import Row
+
+NETWORKS: dict[str, dict[str, Any]] = {
+    "no_feedback": {"learn_feedback": False},
+    "no_spa_no_lateral": {"spa": False, "gamma": 0.0},
+}
 
 
-def measure(bench: Workbench) -> Figures:
-    vocabulary, merged = bench.vocabulary, bench.A.function_words
-    untrained = BiGRUTagger.untrained(bench.vocabulary, bench.roles, random_state=bench.seed)
+def measure(ctx: Context, **grammar: Any) -> list[Row]:
+    task = grammar_task(ctx, **grammar)
+    vocabulary, merged = task.vocabulary, task.A.function_words
+    untrained = BiGRUTagger.untrained(task.vocabulary, task.roles, random_state=task.seed)
     features = {
         "position": lambda s: onehot.position(words_of(s), max_length=20),
         "onehot": lambda s: onehot.current_token(words_of(s), vocabulary),
@@ -26,29 +42,22 @@ def measure(bench: Workbench) -> Figures:
         "ema_merged": lambda s: onehot.merged_ema(words_of(s), vocabulary, merged),
         "untrained_bigru": lambda s: untrained.hidden_states(words_of(s)),
     }
-    figures = bench.accuracies("majority", majority(bench))
-    for name, make in features.items():
-        figures |= bench.accuracies(name, bench.probe_features(make))
-    networks: dict[str, dict[str, Any]] = {
-        "no_feedback": {"learn_feedback": False},
-        "no_spa_no_lateral": {"spa": False, "gamma": 0.0},
-    }
-    for name, changes in networks.items():
-        figures |= bench.accuracies(name, bench.probe([FULL], bench.spcn(**changes))[FULL])
-    return figures
+    probed = {"majority": majority(task)}
+    probed |= {name: task.probe_features(make) for name, make in features.items()}
+    probed |= {name: task.probe([FULL], task.spcn(**changes))[FULL] for name, changes in NETWORKS.items()}
+    return [Row({"features": name}, task.accuracies(found)) for name, found in probed.items()]
 
 
-def majority(bench: Workbench) -> Probed:
+def majority(task: GrammarTask) -> Probed:
     """Always the most frequent role."""
-    counts = Counter(role for s in bench.train for role in s.roles)
-    best = bench.roles.index(counts.most_common(1)[0][0])
+    counts = Counter(role for s in task.train for role in s.roles)
+    best = task.roles.index(counts.most_common(1)[0][0])
 
-    def constant(sentences: list) -> np.ndarray:  # type: ignore[type-arg]
+    def constant(sentences: list[Sentence]) -> Codes:
         return np.full(sum(len(s.words) for s in sentences), best)
 
-    return Probed(
-        bench.right(constant(bench.within), bench.within), bench.right(constant(bench.transfer), bench.transfer)
-    )
+    within, transfer = (task.right(constant(sentences), sentences) for sentences in (task.within, task.transfer))
+    return Probed(within, transfer)
 
 
-EXPERIMENT = Experiment("controls", "What simpler features carry", measure)
+EXPERIMENT = grammar_experiment("controls", "What simpler features carry", measure, seconds=40)

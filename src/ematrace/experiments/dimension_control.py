@@ -2,36 +2,51 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
-from ematrace.experiments.base import Experiment
-from ematrace.experiments.workbench import FULL, LAMBDA, Figures, Workbench
+from ematrace.experiments.base import Context, accuracy, number
+from ematrace.experiments.grammar_task import FULL, Probed, grammar_experiment, grammar_task
 from ematrace.probes import gaussian_projection
+from ematrace.results import Metric, Row
+from ematrace.results.schema import Factor
 
-PROJECTION_SEEDS = 5
-CONDITIONS = {"l0": ("l0", None), "l0_512": ("l0", 512), "traces_1024": ("traces", 1024), "traces_512": ("traces", 512)}
+PROJECTIONS = 5
+CONDITIONS = (("l0", None), ("l0", 512), ("traces", 1024), ("traces", 512))  # None: as it is, not projected
 
 
-def measure(bench: Workbench) -> Figures:
+def measure(ctx: Context, **grammar: Any) -> list[Row]:
     """Projected Gram matrices are PᵀGP, so no feature is computed twice. Accuracies average over five projections."""
-    model, gram = bench.spcn(), bench.by_role_gram(bench.token_gram)
+    task = grammar_task(ctx, **grammar)
+    model, gram = task.spcn(), task.by_role_gram(task.token_gram)
     readouts = {}
-    for name, (part, size) in CONDITIONS.items():
+    for part, size in CONDITIONS:
         columns = model.columns(part, FULL)
         if size is None:
-            readouts[f"{name} 0"] = gram.solve(LAMBDA, columns)
+            readouts[f"{part} {size} 0"] = gram.solve(task.ridge_lambda, columns)
         else:
-            for seed in range(PROJECTION_SEEDS):
-                P = gaussian_projection(len(columns), size, seed=PROJECTION_SEEDS * bench.seed + seed)
-                readouts[f"{name} {seed}"] = gram.solve(LAMBDA, columns, projection=P)
-    probed = bench.score(readouts, model)
-    figures: Figures = {}
-    for name in CONDITIONS:
-        draws = [bench.accuracies(name, scores) for key, scores in probed.items() if key.split()[0] == name]
-        for figure, (_, n) in draws[0].items():
-            figures[figure] = (float(np.mean([draw[figure][0] for draw in draws])), n)
-        figures[f"{name}.parameters"] = (readouts[f"{name} 0"].n_parameters, None)
-    return figures
+            for draw in range(PROJECTIONS):
+                P = gaussian_projection(len(columns), size, seed=PROJECTIONS * task.seed + draw)
+                readouts[f"{part} {size} {draw}"] = gram.solve(task.ridge_lambda, columns, projection=P)
+    scores = task.score(readouts, model)
+
+    def mean(probed: list[Probed]) -> dict[str, Metric]:
+        draws = [task.accuracies(p) for p in probed]
+        return {
+            name: accuracy(float(np.mean([draw[name].value or 0.0 for draw in draws])), m.n or 0)
+            for name, m in draws[0].items()
+        }
+
+    rows = []
+    for part, size in CONDITIONS:
+        draws = range(1 if size is None else PROJECTIONS)
+        metrics = mean([scores[f"{part} {size} {draw}"] for draw in draws])
+        parameters = number(readouts[f"{part} {size} 0"].n_parameters, unit="parameters")
+        dimensions = len(model.columns(part, FULL)) if size is None else size
+        factors: dict[str, Factor] = {"representation": part, "dimensions": dimensions, "projected": size is not None}
+        rows.append(Row(factors, {**metrics, "parameters": parameters}))
+    return rows
 
 
-EXPERIMENT = Experiment("dimension_control", "Information, not dimensionality", measure)
+EXPERIMENT = grammar_experiment("dimension_control", "Information, not dimensionality", measure, seconds=20)

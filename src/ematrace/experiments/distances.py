@@ -2,48 +2,60 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import torch
 from scipy.optimize import brentq
 from scipy.spatial.distance import pdist
 from scipy.stats import spearmanr
 
-from ematrace.experiments.base import Experiment
-from ematrace.experiments.workbench import Figures, Floats, Workbench
+from ematrace.experiments.base import Context, number
+from ematrace.experiments.grammar_task import QUICK_DRAWS, Floats, grammar_experiment, grammar_task
+from ematrace.results import Row
 from ematrace.traces import ema_traces
 
 CONTEXTS = 1000
 
 
-def measure(bench: Workbench) -> Figures:
+def measure(ctx: Context, **grammar: Any) -> list[Row]:
     """Points before and after W_ff of L0 alone, and after W_ff, top-k, ReLU and unit length.
 
     The points are single words as one-hots, and contexts as EMA of one-hots.
     """
-    model = bench.spcn()
+    task = grammar_task(ctx, **grammar)
+    model = task.spcn()
     W, k = np.asarray(model.W_ff()[0], np.float64), model.ks_[0]
-    one_hot = np.eye(len(bench.vocabulary))
-    index = {word: i for i, word in enumerate(bench.vocabulary)}
-    words = torch.from_numpy(one_hot[[index[w] for s in bench.within for w in s.words]])
-    starts = torch.tensor(np.cumsum([0, *(len(s.words) for s in bench.within)]))
+    one_hot = np.eye(len(task.vocabulary))
+    index = {word: i for i, word in enumerate(task.vocabulary)}
+    words = torch.from_numpy(one_hot[[index[w] for s in task.within for w in s.words]])
+    starts = torch.tensor(np.cumsum([0, *(len(s.words) for s in task.within)]))
     # The loop gives equal contexts equal bits wherever they stand, so that `unique` sees them as one.
     contexts, _ = ema_traces(words.unsqueeze(0), float(model.alpha_fast[0]), cu_seqlens=starts, backend="reference")
     distinct = np.unique(contexts[0, 0].numpy(), axis=0)
-    chosen = np.random.default_rng(bench.seed).permutation(len(distinct))[:CONTEXTS]
-    figures: Figures = {}
+    chosen = np.random.default_rng(task.seed).permutation(len(distinct))[:CONTEXTS]
+    rows = []
     for name, points in (("words", one_hot), ("contexts", distinct[chosen])):
         epsilon = jl_epsilon(len(points), W.shape[0])
-        figures[f"{name}.jl_epsilon"] = (epsilon, None)
+        rows.append(Row({"points": name}, {"jl_epsilon": number(epsilon)}))
         drive = points @ W.T
         for code, images in (("linear", drive), ("topk", sparse_code(drive, k))):
-            before, after = pdist(points, "sqeuclidean"), pdist(images, "sqeuclidean")
-            ratio = after / before
-            distortion = np.abs(ratio / np.median(ratio) - 1)  # the scale is free; only its spread is distortion
-            figures[f"{name}.{code}.max_distortion"] = (float(distortion.max()), None)
-            figures[f"{name}.{code}.share_within_epsilon"] = (float((distortion <= epsilon).mean()), None)
-            if np.ptp(before) > 0:  # one-hots are all equally far apart: there is no order to keep
-                figures[f"{name}.{code}.spearman"] = (float(spearmanr(before, after).statistic), None)
-    return figures
+            rows.append(Row({"points": name, "code": code}, compare(points, images, epsilon)))
+    return rows
+
+
+def compare(points: Floats, images: Floats, epsilon: float) -> dict[str, Any]:
+    """How well squared distances of images keep those of points."""
+    before, after = pdist(points, "sqeuclidean"), pdist(images, "sqeuclidean")
+    ratio = after / before
+    distortion = np.abs(ratio / np.median(ratio) - 1)  # the scale is free; only its spread is distortion
+    metrics = {
+        "max_distortion": number(distortion.max()),
+        "share_within_epsilon": number((distortion <= epsilon).mean()),
+    }
+    if np.ptp(before) > 0:  # one-hots are all equally far apart: there is no order to keep
+        metrics["spearman"] = number(spearmanr(before, after).statistic)
+    return metrics
 
 
 def jl_epsilon(points: int, dimension: int) -> float:
@@ -63,4 +75,6 @@ def sparse_code(drive: Floats, k: int) -> Floats:
     return np.asarray(code / np.linalg.norm(code, axis=1, keepdims=True))
 
 
-EXPERIMENT = Experiment("distances", "Do sparse codes keep distances?", measure)
+EXPERIMENT = grammar_experiment(
+    "distances", "Do sparse codes keep distances?", measure, quick_draws=QUICK_DRAWS, seconds=3
+)

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from ematrace.baselines import onehot
-from ematrace.experiments.base import Experiment
-from ematrace.experiments.workbench import Figures, Workbench, words_of
+from ematrace.experiments.base import Context, accuracy
+from ematrace.experiments.grammar_task import QUICK_DRAWS, grammar_experiment, grammar_task, words_of
 from ematrace.grammar import position_shares
+from ematrace.results import Row
 
 
-def measure(bench: Workbench) -> Figures:
-    shares = position_shares(bench.train, position=0)
-    figures = bench.accuracies(
-        "position_only", bench.probe_features(lambda s: onehot.position(words_of(s), max_length=20))
-    )
-    for role in ("det_agent", "det_patient"):
-        figures[f"position0.{role}"] = (shares.get(role, 0.0), len(bench.train))
-    return figures
+def measure(ctx: Context, **grammar: Any) -> list[Row]:
+    task = grammar_task(ctx, **grammar)
+    shares = position_shares(task.train, position=0)
+    probed = task.probe_features(lambda s: onehot.position(words_of(s), max_length=20))
+    return [
+        Row({"features": "position"}, task.accuracies(probed)),
+        *(
+            Row({"role": role}, {"first_word_share": accuracy(shares.get(role, 0.0), len(task.train), better=None)})
+            for role in ("det_agent", "det_patient")
+        ),
+    ]
 
 
-EXPERIMENT = Experiment("position", "Position alone", measure)
+EXPERIMENT = grammar_experiment("position", "Position alone", measure, quick_draws=QUICK_DRAWS, seconds=1)

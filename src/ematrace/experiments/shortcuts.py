@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from ematrace.baselines.shortcuts import (
@@ -11,29 +13,31 @@ from ematrace.baselines.shortcuts import (
     swapped_accuracy,
     word_only_accuracy,
 )
-from ematrace.experiments.base import Experiment
-from ematrace.experiments.workbench import Figures, Workbench
+from ematrace.experiments.base import Context, accuracy
+from ematrace.experiments.grammar_task import grammar_experiment, grammar_task
 from ematrace.grammar import Grammar
+from ematrace.results import Row
 
 SENTENCES = 1000
 
 
-def measure(bench: Workbench) -> Figures:
-    tagger, sentences = bench.bigru, bench.within[:SENTENCES]
-    at = content_tokens(sentences, bench.A.function_words)
+def measure(ctx: Context, **grammar: Any) -> list[Row]:
+    task = grammar_task(ctx, **grammar)
+    tagger, sentences = task.bigru(ctx.progress), task.within[:SENTENCES]
+    at = content_tokens(sentences, task.A.function_words)
     scores = {
         "intact": intact_accuracy(tagger, sentences, at),
         "context_only": context_only_accuracy(tagger, sentences, at),
         "word_only": word_only_accuracy(tagger, sentences, at),
-        "swapped": swapped_accuracy(tagger, sentences, at, Swap(bench.A), random_state=bench.seed),
+        "swapped": swapped_accuracy(tagger, sentences, at, Swap(task.A), random_state=task.seed),
     }
-    figures: Figures = {}
+    rows = []
     for name, score in scores.items():
-        figures[f"{name}.content"] = (score.accuracy, score.n)
+        rows.append(Row({"input": name}, {"content_accuracy": accuracy(score.accuracy, score.n)}))
         for role, (correct, n) in score.by_role.items():
             if n:
-                figures[f"{name}.role.{role}"] = (correct / n, n)
-    return figures
+                rows.append(Row({"input": name, "role": role}, {"role_accuracy": accuracy(correct / n, n)}))
+    return rows
 
 
 class Swap:
@@ -53,4 +57,4 @@ class Swap:
         return str(choices[rng.integers(len(choices))])
 
 
-EXPERIMENT = Experiment("shortcuts", "Word or context?", measure, group="bigru")
+EXPERIMENT = grammar_experiment("shortcuts", "Word or context?", measure, group="bigru", seconds=30)

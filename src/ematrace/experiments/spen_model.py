@@ -5,46 +5,47 @@ The small one learns from `builtin` for a minute: logits are worth comparing onc
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from copy import deepcopy
-from dataclasses import asdict
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 import torch
 
-from ematrace.experiments.base import Experiment
-from ematrace.experiments.workbench import Figures, Workbench
+from ematrace.experiments.base import Context, Experiment, factorial, number
+from ematrace.experiments.language_task import parity_metrics, train_model
+from ematrace.results import Row
 from ematrace.spen import SpenConfig, SpenForCausalLM
-from ematrace.spen.parity import parity
 from ematrace.text import pack
 from ematrace.traces import ema_traces
-from ematrace.train import TrainConfig, TrainSummary, load_model, train
-from ematrace.train.metrics import Silent
+from ematrace.train import TrainConfig, load_model
 
-PRESET = "spen-tiny"
-DATA = "builtin"
 SLOW = SpenConfig().alphas[-1]
+LAGS = (50, 200)
+TRAINING = 0.7  # share of the time
 
 
-def measure(bench: Workbench) -> Figures:
-    figures: Figures = {"parameters": (float(paper_parameters()), None)}
-    figures |= {f"retention.{lag}": (retention(lag), None) for lag in (50, 200)}
-    with TemporaryDirectory() as folder:
-        summary = train_small(bench, Path(folder) / "run")
+def measure(ctx: Context) -> list[Row]:
+    rows = [Row({"model": "spen-130m"}, {"parameters": number(paper_parameters(), unit="parameters")})]
+    rows += [Row({"lag": lag}, {"retention": number(retention(lag))}) for lag in LAGS]
+    preset, data = ctx.settings["preset"], str(ctx.data)
+    with TemporaryDirectory(dir=ctx.scratch) as folder:
+        out, tokens = Path(folder) / "run", ctx.settings["tokens"]
+        config = TrainConfig(preset=preset, data=data, out=out, tokens=tokens, seed=ctx.seed, device=ctx.device)
+        summary = train_model(ctx, config, TRAINING)
         model, tokenizer = load_model(summary.model)
+    entropies = {}
     for name in ("validation_cross_entropy", "unigram_cross_entropy", "uniform_cross_entropy"):
         value = getattr(summary, name)
-        figures[f"trained.{name}"] = (float("nan") if value is None else value, None)
-    ids = torch.from_numpy(pack(DATA, tokenizer, split="validation").tokens(0, bench.sizes.spen_positions)).unsqueeze(0)
+        entropies[name] = number(math.nan if value is None else value, unit="nats", better="low")
+    rows.append(Row({"model": preset}, entropies))
+    ids = torch.from_numpy(pack(data, tokenizer, split="validation").tokens(0, ctx.settings["positions"])).unsqueeze(0)
     compared = variants(model)
-    for done, (name, variant) in enumerate(compared.items(), start=1):
-        told = parity(variant, ids)
-        measured = asdict(told) | {"perplexity_ratio": told.perplexity_ratio}
-        figures |= {f"parity.{name}.{figure}": (value, None) for figure, value in measured.items()}
-        bench.progress(0.7 + 0.3 * done / len(compared))
-    return figures
+    for done, ((precision, ffn), variant) in enumerate(compared.items(), start=1):
+        rows.append(Row({"precision": precision, "ffn": ffn}, parity_metrics(variant, ids)))
+        ctx.progress(TRAINING + (1 - TRAINING) * done / len(compared))
+    return rows
 
 
 def paper_parameters() -> int:
@@ -61,40 +62,19 @@ def retention(lag: int) -> float:
     return float(traces[0, 0, lag, 0] / traces[0, 0, 0, 0])
 
 
-def variants(model: SpenForCausalLM) -> Mapping[str, SpenForCausalLM]:
+def variants(model: SpenForCausalLM) -> Mapping[tuple[str, str], SpenForCausalLM]:
+    """By precision and feed-forward layer."""
     dense = deepcopy(model)
     dense.config.ffn = "dense"
-    return {"float64": deepcopy(model).double(), "float32_dense": dense, "float32": model}
-
-
-def train_small(bench: Workbench, folder: Path) -> TrainSummary:
-    config = TrainConfig(
-        preset=PRESET, data=DATA, out=folder, tokens=bench.sizes.spen_tokens, seed=bench.seed, device="cpu"
-    )
-    summary = train(config, display=_Progress(bench))
-    if summary.stopped is not None:
-        raise KeyboardInterrupt
-    return summary
-
-
-class _Progress(Silent):
-    """Training is the first 70% of the experiment."""
-
-    def __init__(self, bench: Workbench):
-        self.bench, self.steps = bench, 1
-
-    def on_start(self, total_steps: int) -> None:
-        self.steps = total_steps
-
-    def on_step(self, metrics: Mapping[str, Any]) -> None:
-        self.bench.progress(0.7 * metrics["step"] / self.steps)
+    return {("float64", "topk"): deepcopy(model).double(), ("float32", "dense"): dense, ("float32", "topk"): model}
 
 
 EXPERIMENT = Experiment(
     "spen_model",
     "SPEN: size, streaming, a small one trained",
-    measure,
-    group="spen",
-    on_grammars=False,
-    settings={"preset": PRESET, "data": DATA},
+    grid=factorial(),
+    measure=measure,
+    data="builtin",
+    settings={"preset": "spen-tiny", "tokens": 1_000_000, "positions": 4096},
+    seconds=150,
 )

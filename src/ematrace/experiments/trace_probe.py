@@ -2,38 +2,54 @@
 
 from __future__ import annotations
 
-from ematrace.experiments.base import Experiment
-from ematrace.experiments.workbench import FULL, LAMBDA, Figures, Probed, Workbench
+from typing import Any
+
+from ematrace.experiments.base import Context, accuracy, number
+from ematrace.experiments.grammar_task import (
+    FULL,
+    QUICK_DRAWS,
+    GrammarTask,
+    Probed,
+    grammar_experiment,
+    grammar_task,
+)
 from ematrace.probes import control_labels, label_weights, selectivity
+from ematrace.results import Row
 
 REPRESENTATIONS = ("l0", "traces", "l0+traces")
 
 
-def measure(bench: Workbench) -> Figures:
-    model, gram, label_of = bench.spcn(), bench.by_role_gram(bench.token_gram), control_task(bench)
-    control_gram = bench.by_word_gram(bench.token_gram, label_of)
+def measure(ctx: Context, **grammar: Any) -> list[Row]:
+    task = grammar_task(ctx, **grammar)
+    model, gram, label_of = task.spcn(), task.by_role_gram(task.token_gram), control_task(task)
+    control_gram = task.by_word_gram(task.token_gram, label_of)
     columns = {name: model.columns(name, FULL) for name in REPRESENTATIONS}
-    probes = {name: gram.solve(LAMBDA, columns[name]) for name in REPRESENTATIONS}
-    controls = {f"control {name}": control_gram.solve(LAMBDA, columns[name]) for name in REPRESENTATIONS}
-    within = bench.predict(probes | controls, model, bench.within)
-    transfer = bench.predict(probes, model, bench.transfer)
-    labels = [label_of[word] for s in bench.within for word in s.words]
-    figures: Figures = {}
+    probes = {name: gram.solve(task.ridge_lambda, columns[name]) for name in REPRESENTATIONS}
+    controls = {f"control {name}": control_gram.solve(task.ridge_lambda, columns[name]) for name in REPRESENTATIONS}
+    within = task.predict(probes | controls, model, task.within)
+    transfer = task.predict(probes, model, task.transfer)
+    labels = [label_of[word] for s in task.within for word in s.words]
+    rows = []
     for name in REPRESENTATIONS:
-        probed = Probed(bench.right(within[name], bench.within), bench.right(transfer[name], bench.transfer))
-        figures |= bench.accuracies(name, probed) | bench.by_role(name, probed)
-        guesses = [bench.roles[code] for code in within[f"control {name}"]]
-        accuracy = sum(g == label for g, label in zip(guesses, labels, strict=True)) / len(labels)
-        figures[f"{name}.control_task"] = (accuracy, len(labels))
-        figures[f"{name}.selectivity"] = (selectivity(probed.within.accuracy, accuracy), None)
-    return figures
+        probed = Probed(task.right(within[name], task.within), task.right(transfer[name], task.transfer))
+        guesses = [task.roles[code] for code in within[f"control {name}"]]
+        on_control = sum(g == label for g, label in zip(guesses, labels, strict=True)) / len(labels)
+        metrics = {
+            **task.accuracies(probed),
+            "control_task": accuracy(on_control, len(labels), better=None),
+            "selectivity": number(selectivity(probed.within.accuracy, on_control)),
+        }
+        rows += [Row({"representation": name}, metrics), *task.by_role(probed, {"representation": name})]
+    return rows
 
 
-def control_task(bench: Workbench) -> dict[str, str]:
+def control_task(task: GrammarTask) -> dict[str, str]:
     """A random role for every word, drawn as often as roles occur (Hewitt and Liang 2019)."""
-    weights = label_weights([role for s in bench.train for role in s.roles], bench.roles)
-    labels = control_labels(bench.vocabulary, bench.roles, bench.seed, weights)
-    return dict(zip(bench.vocabulary, labels, strict=True))
+    weights = label_weights([role for s in task.train for role in s.roles], task.roles)
+    labels = control_labels(task.vocabulary, task.roles, task.seed, weights)
+    return dict(zip(task.vocabulary, labels, strict=True))
 
 
-EXPERIMENT = Experiment("trace_probe", "Which representation carries roles", measure)
+EXPERIMENT = grammar_experiment(
+    "trace_probe", "Which representation carries roles", measure, quick_draws=QUICK_DRAWS, seconds=10
+)

@@ -1,4 +1,4 @@
-"""Progress bars over tasks that run side by side."""
+"""Progress bars over units of work that run side by side."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import Protocol, TypeVar
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import (
     BarColumn,
     Progress,
@@ -27,8 +28,8 @@ Job = TypeVar("Job", bound=Labelled)
 
 
 @contextmanager
-def task_bars(expected: Mapping[Job, float], console: Console) -> Iterator[Callable[[Job, float], None]]:
-    """One bar for all tasks, weighted by their expected seconds, and one for each that is under way."""
+def unit_bars(expected: Mapping[Job, float], console: Console) -> Iterator[Callable[[Job, float], None]]:
+    """One bar for all units, weighted by their expected seconds, and one for each that is under way."""
     bars = Progress(
         TextColumn("{task.description}"),
         BarColumn(),
@@ -42,12 +43,12 @@ def task_bars(expected: Mapping[Job, float], console: Console) -> Iterator[Calla
         shares = dict.fromkeys(expected, 0.0)
         shown: dict[Job, TaskID] = {}
 
-        def update(task: Job, share: float) -> None:
-            shares[task] = max(shares[task], share)
-            bars.update(whole, completed=sum(expected[t] * s for t, s in shares.items()))
-            if task not in shown:
-                shown[task] = bars.add_task(task.label, total=1.0)
-            bars.update(shown[task], completed=shares[task], visible=shares[task] < 1.0)
+        def update(unit: Job, share: float) -> None:
+            shares[unit] = max(shares[unit], share)
+            bars.update(whole, completed=sum(expected[u] * s for u, s in shares.items()))
+            if unit not in shown:
+                shown[unit] = bars.add_task(escape(unit.label), total=1.0)
+            bars.update(shown[unit], completed=shares[unit], visible=shares[unit] < 1.0)
 
         yield update
 

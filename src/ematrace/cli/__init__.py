@@ -1,0 +1,5 @@
+"""The `ematrace` command: parse, call, show."""
+
+from ematrace.cli.app import main
+
+__all__ = ["main"]

@@ -1,0 +1,144 @@
+"""Processes of this machine: one per core, or several that share the GPU."""
+
+from __future__ import annotations
+
+import signal
+from collections import deque
+from collections.abc import Generator, Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
+from multiprocessing import connection, resource_tracker
+from tempfile import TemporaryDirectory
+from types import TracebackType
+from typing import Any
+
+from joblib.externals.loky import process_executor  # type: ignore[import-untyped]
+from joblib.externals.loky.backend.context import get_context  # type: ignore[import-untyped]
+
+from ematrace.experiments.runner.loop import Done, Event, Failed, Progress
+from ematrace.experiments.runner.units import Job, Phase, Unit, available_cores, local_workers
+from ematrace.experiments.runner.worker import Failure, measure_unit
+from ematrace.results import CellFile
+
+SECONDS_BETWEEN_LOOKS = 0.1
+THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
+
+
+class LocalEngine:
+    """Temporary files of the workers lie in one folder, which goes with the engine."""
+
+    def __enter__(self) -> LocalEngine:
+        self._scratch = TemporaryDirectory(prefix="ematrace-")
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._scratch.cleanup()
+
+    def workers(self, gpu: bool) -> int:
+        return local_workers(gpu)
+
+    def events(self, phase: Phase) -> Generator[Event, None, None]:
+        waiting = deque(phase.jobs)
+        # The processes fill the cores; a matmul on more threads would only make them wait for each other.
+        threads = max(1, available_cores() // phase.workers) if phase.gpu else 1
+        slots = [Slot(threads, self._scratch.name) for _ in range(min(phase.workers, len(phase.jobs)))]
+        try:
+            while True:
+                for slot in slots:
+                    if slot.future is None and waiting:
+                        slot.start(waiting.popleft())
+                busy = [slot for slot in slots if slot.future is not None]
+                if not busy:
+                    return
+                connection.wait([slot.receiver for slot in busy], SECONDS_BETWEEN_LOOKS)
+                for slot in busy:
+                    yield from slot.collect()
+        finally:
+            for slot in slots:
+                slot.close()
+
+
+class Slot:
+    """A process that takes one unit after the other. Each has a pool of its own, so that one that dies takes no other
+    with it."""
+
+    def __init__(self, threads: int, scratch: str) -> None:
+        self.scratch = scratch
+        self.future: Future[CellFile | Failure] | None = None
+        self._left: deque[Unit] = deque()
+        self._unit: Unit | None = None
+        self._environment = dict.fromkeys(THREADS, str(threads))
+        self._open()
+
+    def _open(self) -> None:
+        context: Any = get_context("loky")
+        self.receiver, sender = context.Pipe(duplex=False)
+        self._pool = process_executor.ProcessPoolExecutor(
+            1, context=context, initializer=_start_worker, initargs=(sender,), env=self._environment
+        )
+
+    def start(self, job: Job) -> None:
+        self._left = deque(job)
+        self._next()
+
+    def _next(self) -> None:
+        self.future = None
+        if self._left:
+            self._unit = self._left.popleft()
+            with _without_interrupts():  # a worker inherits this: Ctrl-C is the parent's business
+                self.future = self._pool.submit(_work, self._unit, self.scratch)
+
+    def collect(self) -> Iterator[Event]:
+        """What has happened since the last look."""
+        unit, future = self._unit, self.future
+        assert unit is not None
+        assert future is not None
+        done = future.done()  # asked first: what was sent before is there now
+        while self.receiver.poll():
+            yield Progress(unit, self.receiver.recv())
+        if not done:
+            return
+        error = future.exception()
+        if error is not None:  # not the unit's own error, which would have come back as a Failure
+            self._pool.shutdown(kill_workers=True)
+            self._open()
+            yield Failed(unit, f"its process died: {' '.join(str(error).split())}")
+        else:
+            result = future.result()
+            yield Failed(unit, result.why) if isinstance(result, Failure) else Done(unit, result)
+        self._next()
+
+    def close(self) -> None:
+        """End the process now, whatever it does."""
+        self._pool.shutdown(kill_workers=True)
+        self.receiver.close()
+
+
+_sender: Any = None
+
+
+def _start_worker(sender: Any) -> None:
+    global _sender
+    _sender = sender
+    # loky ends workers that grow, taking it for a leak; here it is what units of a group share.
+    process_executor._USE_PSUTIL = False
+
+
+def _work(unit: Unit, scratch: str) -> CellFile | Failure:
+    # Under 4 KiB, so that a message is written whole or not at all, even by a process that is killed.
+    return measure_unit(unit, _sender.send, scratch)
+
+
+@contextmanager
+def _without_interrupts() -> Iterator[None]:
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    resource_tracker.ensure_running()  # which would unblock the signal when it starts
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

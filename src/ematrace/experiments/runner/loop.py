@@ -1,0 +1,84 @@
+"""Run units on an engine, and write each file the moment its unit is done."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+from contextlib import AbstractContextManager, closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from ematrace.experiments.runner.units import Phase, Unit, phases_of
+from ematrace.results import CellFile, write_file
+
+
+@dataclass(frozen=True)
+class Progress:
+    unit: Unit
+    share: float
+
+
+@dataclass(frozen=True)
+class Done:
+    unit: Unit
+    file: CellFile
+
+
+@dataclass(frozen=True)
+class Failed:
+    unit: Unit
+    why: str
+
+
+Event = Progress | Done | Failed
+
+
+class Engine(Protocol):
+    """Where jobs run."""
+
+    def workers(self, gpu: bool) -> int:
+        """How many run at a time where the request does not say."""
+
+    def events(self, phase: Phase) -> Generator[Event, None, None]:
+        """Run the phase's jobs: one Done or Failed for each unit. Closing the iterator ends whatever is under way."""
+
+
+def open_engine(name: str) -> AbstractContextManager[Engine]:
+    if name == "ray":
+        from ematrace.experiments.runner.on_ray import RayEngine
+
+        return RayEngine()
+    from ematrace.experiments.runner.local import LocalEngine
+
+    return LocalEngine()
+
+
+def run(
+    units: Sequence[Unit],
+    out: Path,
+    *,
+    engine: str = "local",
+    jobs: int | None = None,
+    progress: Callable[[Unit, float], None] = lambda unit, share: None,
+    written: Callable[[Unit, Path], None] = lambda unit, path: None,
+) -> dict[Unit, str]:
+    """Measure all units and write their files; returns why units failed, which keeps no other from finishing.
+
+    Stopped half-way (Ctrl-C), it ends its workers at once. The files of finished units stay, and nothing else.
+    """
+    failed: dict[Unit, str] = {}
+    out.mkdir(parents=True, exist_ok=True)  # now, not after minutes of work
+    with open_engine(engine) as opened:
+        for phase in phases_of(units, jobs, opened.workers):
+            with closing(opened.events(phase)) as events:
+                for event in events:
+                    match event:
+                        case Done(unit, file):
+                            written(unit, write_file(file, out))
+                            progress(unit, 1.0)
+                        case Failed(unit, why):
+                            failed[unit] = why
+                            progress(unit, 1.0)
+                        case Progress(unit, share):
+                            progress(unit, share)
+    return failed

@@ -1,0 +1,248 @@
+"""From a request to units: which there are, which are done, and what is missing to run the others."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from ematrace.experiments.base import NO_DEFAULT, Experiment, Grid, Point
+from ematrace.experiments.discovery import EXPERIMENTS, find_experiment, is_own
+from ematrace.experiments.runner.request import ROBUSTNESS, Request, change_settings, parse_assignments
+from ematrace.experiments.runner.units import Unit, expected_seconds, phases_of, shard_of
+from ematrace.results import read_file
+from ematrace.results.schema import file_name
+
+COMMAND = "ematrace reproduce"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The units of a request's shard; `there` are those whose file is there with the same settings."""
+
+    request: Request
+    units: tuple[Unit, ...]
+    there: frozenset[Unit]
+    missing: Mapping[str, tuple[Need, ...]]
+    """By experiment, what it needs and does not have here."""
+
+    @property
+    def to_run(self) -> tuple[Unit, ...]:
+        return tuple(unit for unit in self.units if unit not in self.there)
+
+    def without_missing(self) -> Plan:
+        """Only what can run here."""
+        return replace(self, units=tuple(u for u in self.units if u.experiment not in self.missing), missing={})
+
+    def needs_text(self, asked: Sequence[str]) -> str:
+        """One line: what is missing, and the command with everything in it that can be said; `asked` are its names."""
+        options: dict[str, None] = {}
+        lines = []
+        for experiment, needs in self.missing.items():
+            lines.append(f"{experiment} needs {' and '.join(need.what for need in needs)}")
+            options |= dict.fromkeys(need.option for need in needs if need.option)
+        request = self.request
+        if request.scale == "gpu":
+            options["--scale gpu"] = None
+        if request.data is not None:
+            options.setdefault(f"--data {shlex.quote(request.data)}")
+        return f"{'; '.join(lines)}: {' '.join([COMMAND, *asked, *options])}"
+
+    def describe(self, asked: Sequence[str]) -> str:
+        """What would run, in lines for people."""
+        to_run = Counter(unit.experiment for unit in self.to_run)
+        there = Counter(unit.experiment for unit in self.there)
+        width = max((len(name) for name in (*to_run, *there)), default=0)
+        lines = [f"{'experiment':{max(width, 10)}}  to run  there  seconds each"] if self.units else []
+        for name in dict.fromkeys(unit.experiment for unit in self.units):
+            each = max(unit.seconds for unit in self.units if unit.experiment == name)
+            lines.append(f"{name:{max(width, 10)}}  {to_run[name]:6}  {there[name]:5}  {each:12.0f}")
+        lines.append(f"{len(self.to_run)} units to run, {len(self.there)} already in {self.request.out}")
+        phases = phases_of(self.to_run, self.request.jobs)
+        if phases:
+            most = max(phase.workers for phase in phases)
+            seconds = expected_seconds(self.to_run, self.request.jobs)
+            lines.append(f"expected time: {duration(seconds)} in {most} {'process' if most == 1 else 'processes'}")
+        lines.append(f"missing: {self.needs_text(asked)}" if self.missing else "missing: nothing")
+        return "\n".join(lines)
+
+
+@dataclass(frozen=True)
+class Need:
+    """Something that is not here, and the option that would say where it is."""
+
+    what: str
+    option: str = ""
+
+
+def duration(seconds: float) -> str:
+    """
+    >>> [duration(s) for s in (42, 350, 8000)]
+    ['42 s', '5 min 50 s', '2 h 13 min']
+    """
+    minutes, s = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min {s} s" if minutes else f"{s} s"
+
+
+def make_plan(request: Request) -> Plan:
+    """Every unit that the request means, in the order of its names."""
+    request.check()
+    if request.engine == "ray":
+        from ematrace.experiments.runner.on_ray import load_ray
+
+        load_ray()
+    chosen = {name: find_experiment(name) for name in dict.fromkeys(request.names) if name != ROBUSTNESS}
+    changes = parse_assignments(request.settings, "--settings")
+    found: dict[tuple[str, str], Unit] = {}
+    applied: set[str] = set()
+    for name, reference, experiment, grid, seeds in _grids(request, chosen):
+        settings, used = change_settings(experiment.settings, changes)
+        applied |= used
+        points = list(grid(experiment.scale(request.scale), seeds))
+        options = [f"{key}={json.dumps(value)}" for key, value in changes.items() if key in used]
+        for point in points:
+            command = _command(name, experiment, point, points, seeds, request, options)
+            unit = _unit(reference, experiment, point, request, settings, command)
+            found.setdefault((unit.experiment, unit.file_name), unit)
+    if unused := [name for name in changes if name not in applied]:
+        raise ValueError(f"--settings: no experiment here has the setting '{unused[0]}'")
+    experiments = {unit.experiment: find_experiment(unit.reference, unit.folder) for unit in found.values()}
+    if request.data is not None and all(e.data is None for e in experiments.values()):
+        raise ValueError("--data: none of these experiments reads text")
+    units = shard_of(_only(tuple(found.values()), request), *request.part)
+    there = () if request.fresh else tuple(unit for unit in units if _is_there(unit, request.out))
+    to_run = {unit.experiment for unit in units if unit not in there}
+    missing = {n: needs for n, e in experiments.items() if n in to_run and (needs := _needs(e, request))}
+    return Plan(request, units, frozenset(there), missing)
+
+
+def _grids(request: Request, chosen: Mapping[str, Experiment]) -> list[tuple[str, str, Experiment, Grid, int]]:
+    """(name asked for, how to find it, experiment, its grid, number of seeds) of everything that the names mean."""
+    grids = [(name, name, e, e.grid, request.seeds or e.seeds) for name, e in chosen.items()]
+    if ROBUSTNESS in request.names:
+        own = {name: e for name, e in chosen.items() if is_own(name)}
+        for reference, e in {**EXPERIMENTS, **own}.items():
+            draws = request.seeds or e.quick_draws
+            if e.robustness is not None and draws:
+                grids.append((ROBUSTNESS, reference, e, e.robustness, draws))
+    return grids
+
+
+def _unit(
+    reference: str,
+    experiment: Experiment,
+    point: Point,
+    request: Request,
+    settings: Mapping[str, Any],
+    command: str,
+) -> Unit:
+    scale = experiment.scale(request.scale)
+    resolved = experiment.resolve_settings(point, settings)
+    data = None if experiment.data is None else request.data or experiment.data
+    if data is not None:
+        resolved["data"] = data
+    own = file_name(point.factors, point.seed, scale)
+    return Unit(
+        experiment=experiment.name,
+        reference=reference,
+        folder=str(Path.cwd()),
+        factors=dict(point.factors),
+        seed=point.seed,
+        scale=scale,
+        settings=json.loads(json.dumps(resolved)),
+        data=data,
+        command=command,
+        group=f"{experiment.group or experiment.name} {own}",
+        seconds=experiment.seconds,
+        alone=experiment.alone,
+    )
+
+
+def _command(
+    name: str,
+    experiment: Experiment,
+    point: Point,
+    points: Sequence[Point],
+    seeds: int,
+    request: Request,
+    settings: Sequence[str],
+) -> str:
+    """What runs this point again, and no other."""
+    words = [COMMAND, shlex.quote(name)]
+    if experiment.scale(request.scale) == "gpu":
+        words.append("--scale gpu")
+    if experiment.data is not None and request.data is not None:
+        words.append(f"--data {shlex.quote(request.data)}")
+    if seeds != experiment.seeds or name == ROBUSTNESS:
+        words.append(f"--seeds {seeds}")
+    only = [f"experiment={experiment.name}"] if name == ROBUSTNESS else []
+    for factor, value in point.factors.items():
+        if any(other.factors.get(factor) != value and other.seed == point.seed for other in points):
+            only.append(f"{factor}={value if isinstance(value, str) else json.dumps(value)}")
+    if any(other.seed != point.seed for other in points):
+        only.append(f"seed={point.seed}")
+    if only:
+        words.append(f"--only {shlex.join(only)}")
+    if settings:
+        words.append(f"--settings {shlex.join(settings)}")
+    return " ".join([*words, "--fresh"])
+
+
+def _only(units: tuple[Unit, ...], request: Request) -> tuple[Unit, ...]:
+    wanted = parse_assignments(request.only, "--only")
+
+    def value(unit: Unit, name: str) -> object:
+        return {"experiment": unit.experiment, "seed": unit.seed, **unit.factors}.get(name)
+
+    for name, asked in wanted.items():
+        kept = tuple(unit for unit in units if value(unit, name) == asked)
+        if not kept:
+            known = ", ".join(dict.fromkeys(str(v) for unit in units if (v := value(unit, name)) is not None))
+            hint = f"there is {known}" if known else "no such factor"
+            raise ValueError(f"--only: no unit has {name}={asked}; {hint}")
+        units = kept
+    return units
+
+
+def _is_there(unit: Unit, out: Path) -> bool:
+    path = out / unit.experiment / unit.file_name
+    if not path.exists():
+        return False
+    file = read_file(path)
+    return file.settings == unit.settings and file.factors == unit.factors
+
+
+def _needs(experiment: Experiment, request: Request) -> tuple[Need, ...]:
+    needs = []
+    if experiment.scale(request.scale) == "gpu":
+        if not _sees_gpu(request):
+            where = "the Ray cluster has none" if request.engine == "ray" else "torch sees none here"
+            needs.append(Need(f"a CUDA GPU ({where})", "--scale gpu"))
+        elif request.scale != "gpu":
+            needs.append(Need("--scale gpu", "--scale gpu"))
+    if experiment.data == NO_DEFAULT and request.data is None:
+        needs.append(Need("a text source", "--data SOURCE"))
+    elif experiment.data is not None:
+        from ematrace.text import open_source
+
+        try:
+            open_source(request.data or experiment.data)
+        except (OSError, ValueError) as error:
+            needs.append(Need(f"readable text ({error})"))
+    return tuple(needs)
+
+
+def _sees_gpu(request: Request) -> bool:
+    request.check()
+    if request.engine == "ray":
+        from ematrace.experiments.runner.on_ray import cluster_gpus
+
+        return cluster_gpus() > 0
+    import torch
+
+    return torch.cuda.is_available()

@@ -1,0 +1,106 @@
+"""A unit of work, and how units are put together: into jobs for one process, into shards, into phases."""
+
+from __future__ import annotations
+
+import heapq
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from ematrace.experiments.base import Scale
+from ematrace.results import Factors
+from ematrace.results.schema import file_name
+
+
+@dataclass(frozen=True, eq=False)
+class Unit:
+    """One point of an experiment's grid on one seed: one file to be. Plain data, for workers on any machine."""
+
+    experiment: str
+    reference: str
+    """How a worker finds the experiment: its name, or the user's file or module, seen from `folder`."""
+    folder: str
+    factors: Factors
+    seed: int
+    scale: Scale
+    settings: Mapping[str, Any]
+    data: str | None
+    command: str
+    """Runs this unit again."""
+    group: str
+    """Units of one group run in one process, one after the other."""
+    seconds: float
+    """Expected."""
+    alone: bool = False
+
+    @property
+    def file_name(self) -> str:
+        return file_name(self.factors, self.seed, self.scale)
+
+    @property
+    def label(self) -> str:
+        """For people; the default grammar goes without saying."""
+        factors = [f"{name}={value}" for name, value in self.factors.items() if value != "default"]
+        return ", ".join([self.experiment, *factors, f"seed {self.seed}"])
+
+
+Job: TypeAlias = tuple[Unit, ...]
+"""Units for one process, in their order."""
+
+
+@dataclass(frozen=True)
+class Phase:
+    """Jobs that run side by side."""
+
+    jobs: tuple[Job, ...]
+    gpu: bool
+    workers: int
+    """At most this many at a time."""
+
+
+def jobs_of(units: Sequence[Unit]) -> tuple[Job, ...]:
+    """A job for each group, in order of first appearance."""
+    groups: dict[str, list[Unit]] = {}
+    for unit in units:
+        groups.setdefault(unit.group, []).append(unit)
+    return tuple(tuple(group) for group in groups.values())
+
+
+def shard_of(units: Sequence[Unit], index: int, count: int) -> tuple[Unit, ...]:
+    """Every count-th job: units that share a network stay on one machine."""
+    return tuple(unit for job in jobs_of(units)[index::count] for unit in job)
+
+
+def local_workers(gpu: bool) -> int:
+    """How many processes suit this machine."""
+    return 1 if gpu else available_cores()
+
+
+def phases_of(
+    units: Sequence[Unit], workers: int | None, default: Callable[[bool], int] = local_workers
+) -> list[Phase]:
+    """What runs on cores; then what shares the GPU; then, one at a time, what measures speed. Longest jobs first."""
+    found = []
+    for gpu, alone in ((False, False), (True, False), (False, True), (True, True)):
+        part = [unit for unit in units if (unit.scale == "gpu") == gpu and unit.alone == alone]
+        if part:
+            jobs = sorted(jobs_of(part), key=lambda job: -sum(unit.seconds for unit in job))
+            most = 1 if alone else workers or default(gpu)
+            found.append(Phase(tuple(jobs), gpu, most))
+    return found
+
+
+def expected_seconds(units: Sequence[Unit], workers: int | None) -> float:
+    """How long it takes when a free process always takes the longest job that is left."""
+    total = 0.0
+    for phase in phases_of(units, workers):
+        ends = [0.0] * min(phase.workers, len(phase.jobs))
+        for job in phase.jobs:
+            heapq.heappush(ends, heapq.heappop(ends) + sum(unit.seconds for unit in job))
+        total += max(ends)
+    return total
+
+
+def available_cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
