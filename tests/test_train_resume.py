@@ -14,11 +14,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
+from transformers import AutoConfig, AutoModelForCausalLM
 
+import ematrace.spen  # noqa: F401  registers SPEN with the Auto classes
 from ematrace.train import DamagedCheckpoint, NonFiniteLoss, TrainConfig, build_model, train
 from ematrace.train.checkpoints import list_checkpoints, newest_whole, prune, verify, write_folder
-from ematrace.train.state import model_tensors, optimiser_tensors, read_model, read_optimiser
+from ematrace.train.state import AVERAGES, model_tensors, optimiser_tensors, read_model, read_optimiser
 from train_support import (
     GPT2,
     VOCABULARY,
@@ -318,6 +320,25 @@ def test_checkpoint_that_lacks_a_tensor_or_has_another_is_refused_by_its_name(tm
         save_file(broken, tmp_path / "optimizer.safetensors")
         with pytest.raises(DamagedCheckpoint, match=f"tensor 'exp_avg_sq.{bias}': missing or of another shape"):
             read_optimiser(model, optimiser, tmp_path)
+
+
+def test_checkpoint_of_an_earlier_version_is_read(tmp_path: Path) -> None:
+    """Version 0.1 had SPEN's layers in the block itself: weights and averages still find their parameters."""
+    saved = Path(__file__).parent / "data" / "spen_v0.1" / "static"
+    old = load_file(saved / "model.safetensors")
+    assert "model.layers.0.W_h.weight" in old
+    model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(saved))
+    optimiser = torch.optim.AdamW(model.parameters())
+    save_file(old, tmp_path / "model.safetensors")
+    averages = {f"{average}.{name}": 2 * tensor for name, tensor in old.items() for average in AVERAGES}
+    save_file(averages | {"step": torch.tensor(3.0)}, tmp_path / "optimizer.safetensors")
+    read_model(model, tmp_path)
+    read_optimiser(model, optimiser, tmp_path)
+    for name, parameter in model.named_parameters():
+        before = old[name.replace("mixer.", "").replace("ffn.", "")]
+        assert torch.equal(parameter, before)
+        assert torch.equal(optimiser.state[parameter]["exp_avg_sq"], 2 * before)
+        assert optimiser.state[parameter]["step"] == 3
 
 
 def test_folder_is_written_whole_or_not_at_all(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What a training run is told, and what its preset decides where nothing was said."""
+"""Settings of a training run, and the defaults of each preset."""
 
 from __future__ import annotations
 
@@ -14,36 +14,37 @@ Parallel = Literal["ddp", "fsdp"]
 
 @dataclass(frozen=True)
 class TrainConfig:
-    """Train a language model: one process, or several under torchrun, with the same batches either way.
+    """Train a language model, in one process or in several under torchrun, with the same batches either way.
 
-    Fields that are None take the preset's value; the 130M presets follow the paper, the small ones suit a laptop.
+    A field that is None takes the preset's value: the paper's for the 130M presets, small ones for a laptop otherwise.
     Example: `ematrace train --preset spen-tiny --data builtin --out run`, then `ematrace eval run --data builtin`.
     """
 
     preset: str
-    """spen-130m, spen-7m, spen-tiny, or a transformer of the same size: gpt2-130m, gpt2-7m, gpt2-tiny."""
+    """spen-130m, spen-7m, spen-tiny; a transformer of the same size: gpt2-130m, gpt2-7m, gpt2-tiny; or any mixer:
+    skeleton-130m, skeleton-7m, skeleton-tiny with `--overrides mixer=NAME`."""
     data: str
     """Training text: `builtin`, a path or glob (.txt, .jsonl, also .xz/.gz/.zst; .conllu), or hf:NAME[/CONFIG]."""
     out: Path
     """Folder of the run: checkpoints, metrics.jsonl, summary.json and, at the end, model/."""
     validation: str | None = None
-    """Validation text; None splits documents off the training text, by a hash of their names."""
+    """Validation text; None holds out documents of the training text, chosen by a hash of their names."""
     tokenizer: str | None = None
-    """`gpt2`, a folder or a file, or `bpe`: trained on the training text; None is bpe for `builtin`, else gpt2."""
+    """`gpt2`, a folder or a file, or `bpe`, trained on the training text; None is bpe for `builtin`, else gpt2."""
     vocab_size: int = 4096
-    """Entries of a BPE that is trained on the training text."""
+    """Vocabulary size of a BPE tokenizer trained on the training text."""
     overrides: tuple[str, ...] = ()
-    """Fields of the model's configuration, as field=value: `k=64 ffn=dense`."""
+    """Fields of the model's config, as field=value: `k=64 ffn=dense`."""
     tokens: int | None = None
     """Tokens to train on; the run has tokens // (sequences * length) steps."""
     sequences: int | None = None
-    """Sequences in a step, over all processes."""
+    """Sequences per step, over all processes."""
     length: int | None = None
-    """Tokens in a sequence."""
+    """Tokens per sequence."""
     micro_batch: int | None = None
-    """Sequences in a forward pass; None takes the largest divisor of `sequences` up to the preset's.
+    """Sequences per forward pass; None takes the largest divisor of `sequences` up to the preset's.
 
-    It fixes which sequences share a load-balance loss, so it does not depend on the number of processes."""
+    The load-balance loss is computed per micro-batch, so this does not depend on the number of processes."""
     lr: float | None = None
     """Peak learning rate."""
     final_lr: float | None = None
@@ -51,45 +52,45 @@ class TrainConfig:
     warmup: int | None = None
     """Steps of linear warm-up; at most a tenth of the run."""
     betas: tuple[float, float] = (0.9, 0.95)
-    """Decay rates of AdamW's two averages."""
+    """AdamW's betas."""
     weight_decay: float = 0.1
-    """Decay of weight matrices and embeddings; norms and biases have none."""
+    """Weight decay of matrices and embeddings; norms and biases have none."""
     clip: float = 1.0
-    """Largest gradient norm."""
+    """Maximum gradient norm."""
     seed: int = 0
-    """Draws the first weights and the order of the sequences."""
+    """Seed of the initial weights and of the order of the sequences."""
     precision: Precision | None = None
-    """bfloat16 is autocast over float32 weights; None is bfloat16 on a GPU and float32 elsewhere."""
+    """bfloat16 is autocast over float32 weights; None is bfloat16 on a GPU and float32 on a CPU."""
     compile: bool | None = None
-    """torch.compile; None compiles on a GPU, unless state is reset at documents."""
+    """torch.compile; None compiles on a GPU, except with reset_at_documents."""
     cuda_graphs: bool | None = None
-    """Replay each step as one CUDA graph, for small models; None does so where it can: one process on a GPU, without
-    reset_at_documents."""
+    """Replay each step as one CUDA graph, which speeds up small models; None does so where it is possible: one process
+    on a GPU, without reset_at_documents, and a model that does not wait for the GPU."""
     device: str = "auto"
-    """cpu, cuda or cuda:N; auto is a GPU where there is one."""
+    """cpu, cuda or cuda:N; auto is a GPU if there is one."""
     parallel: Parallel = "ddp"
-    """How several processes share the work: ddp copies the model, fsdp splits it."""
+    """With several processes: ddp replicates the model, fsdp shards it."""
     reset_at_documents: bool = False
-    """Start every document from an empty state instead of carrying the last one's over."""
+    """Start every document with an empty state instead of the state after the document before it."""
     checkpoint_every: int | None = None
-    """Steps between checkpoints; the last step has one in any case."""
+    """Steps between checkpoints; there is always one at the last step."""
     keep: int = 2
-    """Newest checkpoints kept; with more than one, a damaged checkpoint leaves another to resume from."""
+    """Number of checkpoints to keep; with two or more, a run can resume even if the newest is damaged."""
     resume: str = "never"
-    """never refuses a folder with a run in it; auto goes on from its newest whole checkpoint; or the folder of one."""
+    """never: refuse a folder that has a run in it; auto: resume from its newest intact checkpoint; or a checkpoint."""
     validate_every: int | None = None
-    """Steps between validations; the last step has one in any case."""
+    """Steps between validations; there is always one at the last step."""
     validation_sequences: int | None = None
-    """Sequences in a validation, always the same ones."""
+    """Sequences per validation, the same ones every time."""
     log_every: int = 1
     """Steps between lines in metrics.jsonl."""
     tensorboard: bool = False
-    """Write TensorBoard files to the run's folder as well."""
+    """Also write TensorBoard files to the run's folder."""
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """What a preset decides unless the configuration says otherwise; names as in `TrainConfig`."""
+    """Defaults of a preset; fields as in `TrainConfig`."""
 
     tokens: int
     sequences: int
@@ -117,11 +118,11 @@ RECIPES: Mapping[str, Recipe] = {
     "7m": Recipe(20_000_000, 32, 512, 8, 1e-3, 1e-4, 100, 100, 100, 64),
     "tiny": Recipe(1_000_000, 16, 256, 8, 3e-3, 3e-4, 20, 50, 50, 32),
 }
-FAMILIES = ("spen", "gpt2")
+FAMILIES = ("spen", "gpt2", "skeleton")
 PRESETS = tuple(f"{family}-{size}" for family in FAMILIES for size in RECIPES)
 
-# A checkpoint continues one run: whatever decides its loss curve must be what it was. `tokens` belongs here because
-# the cosine ends with it. Where the run computes, and what it writes down, may change.
+# A resumed run must have the settings that determine its loss curve. `tokens` is one of them: the cosine ends there.
+# Devices, processes, logging and checkpoints may change.
 FIXED_FIELDS = (
     *("preset", "overrides", "data", "validation", "tokenizer", "vocab_size", "tokens", "sequences", "length"),
     *("micro_batch", "lr", "final_lr", "warmup", "betas", "weight_decay", "clip", "seed", "precision"),
@@ -130,14 +131,14 @@ FIXED_FIELDS = (
 
 
 def defaults_for(preset: str) -> Recipe:
-    """The settings a preset is trained with when no others are given."""
+    """The default settings of a preset."""
     if preset not in PRESETS:
         raise ValueError(f"preset is {preset!r}; it must be one of {', '.join(PRESETS)}")
     return RECIPES[preset.split("-", 1)[1]]
 
 
 def resolve_recipe(config: TrainConfig) -> Recipe:
-    """The preset's settings with those of the configuration in their place, checked; a short run warms up briefly."""
+    """The preset's defaults with the fields of `config` that are set, checked. A short run has a short warm-up."""
     defaults = defaults_for(config.preset)
     values = asdict(defaults)
     values |= {name: getattr(config, name) for name in values if getattr(config, name) is not None}
@@ -146,7 +147,7 @@ def resolve_recipe(config: TrainConfig) -> Recipe:
         if not value >= least:  # also catches NaN
             raise ValueError(f"{name} is {value}; it must be {'positive' if least == 1e-300 else f'at least {least}'}")
     if config.micro_batch is None:
-        # The same number of tokens in a forward pass, whatever the length.
+        # As many tokens per forward pass as the preset has, whatever the length.
         most = max(1, defaults.micro_batch * defaults.length // values["length"])
         values["micro_batch"] = _largest_divisor(values["sequences"], most)
     elif values["sequences"] % config.micro_batch:
@@ -158,12 +159,12 @@ def resolve_recipe(config: TrainConfig) -> Recipe:
     recipe = Recipe(**values)
     if recipe.steps < 1:
         step = f"{recipe.sequences} x {recipe.length} = {recipe.tokens_per_step}"
-        raise ValueError(f"tokens is {recipe.tokens}; one step alone takes {step}")
+        raise ValueError(f"tokens is {recipe.tokens}; one step takes {step}")
     return Recipe(**values | {"warmup": min(recipe.warmup, recipe.steps // 10)})
 
 
 def check_config(config: TrainConfig) -> None:
-    """The fields that no preset decides."""
+    """ValueError for a bad value in the fields that a preset does not set."""
     for name, kind in (("precision", Precision), ("parallel", Parallel)):
         value = getattr(config, name)
         if value not in get_args(kind) and not (name == "precision" and value is None):
@@ -176,22 +177,22 @@ def check_config(config: TrainConfig) -> None:
     if not config.clip > 0:
         raise ValueError(f"clip is {config.clip}; it must be positive")
     if config.compile and config.reset_at_documents:
-        raise ValueError("compile: packs of documents change shape at every step; use it without reset_at_documents")
+        raise ValueError("compile: with reset_at_documents every step has another shape")
 
 
 def record_of(config: TrainConfig, recipe: Recipe, precision: Precision) -> dict[str, Any]:
-    """The run's settings as plain JSON, with nothing left to a default."""
+    """The run's settings as plain JSON, defaults filled in."""
     record = asdict(config) | asdict(recipe) | {"precision": precision, "out": str(config.out)}
     plain: dict[str, Any] = json.loads(json.dumps(record))
     return plain
 
 
 def refuse_contradiction(recorded: Mapping[str, Any], present: Mapping[str, Any], where: str | Path) -> None:
-    """A run is continued with the settings it began with."""
+    """ValueError if a run would be resumed with other settings than it started with."""
     for name in FIXED_FIELDS:
         if recorded.get(name) != present[name]:
             raise ValueError(
-                f"{where}: field '{name}': the run has {recorded.get(name)!r}, this command {present[name]!r}"
+                f"{where}: field '{name}': the run has {recorded.get(name)!r}, this command has {present[name]!r}"
             )
 
 

@@ -64,28 +64,28 @@ def is_streamed(spec: str) -> bool:
 
 
 def prepare(
-    config: TrainConfig, recipe: Recipe, world: World, *, begun: bool, tell: Callable[[str], None]
+    config: TrainConfig, recipe: Recipe, world: World, *, begun: bool, notify: Callable[[str], None]
 ) -> TrainingData:
     """Open the text; the first process tokenizes what nobody has tokenized before, and the others wait for it.
 
     A run that has begun keeps the tokenizer in its folder; its text is compared by fingerprint.
     """
     if world.first:
-        data = _prepare(config, recipe, begun, tell)
+        data = _prepare(config, recipe, begun, notify)
         world.wait()
         return data
     world.wait()
-    return _prepare(config, recipe, True, tell)
+    return _prepare(config, recipe, True, notify)
 
 
-def _prepare(config: TrainConfig, recipe: Recipe, begun: bool, tell: Callable[[str], None]) -> TrainingData:
+def _prepare(config: TrainConfig, recipe: Recipe, begun: bool, notify: Callable[[str], None]) -> TrainingData:
     folder = config.out / "tokenizer"
     if begun and folder.is_dir():
         tokenizer = load_tokenizer(folder)
     else:
-        tokenizer = _new_tokenizer(config, tell)
+        tokenizer = _new_tokenizer(config, notify)
         write_folder(folder, lambda part: tokenizer.save_pretrained(part))
-    validation = _validation(config, recipe, tokenizer, begun, tell)
+    validation = _validation(config, recipe, tokenizer, begun, notify)
     sizes: dict[str, Any] = {
         "sequences": recipe.sequences,
         "length": recipe.length,
@@ -97,30 +97,30 @@ def _prepare(config: TrainConfig, recipe: Recipe, begun: bool, tell: Callable[[s
         stream = StreamedTokens(config.data, tokenizer, recipe.length, split)
         batches = StreamedBatches(stream, eos_id=tokenizer.eos_token_id, **sizes)
         return TrainingData(tokenizer, batches, None, validation)
-    tell("reading the training text")
+    notify("reading the training text")
     train = pack(config.data, tokenizer, split=split)
     return TrainingData(tokenizer, PackedBatches(train, seed=config.seed, **sizes), train, validation)
 
 
-def _new_tokenizer(config: TrainConfig, tell: Callable[[str], None]) -> Any:
+def _new_tokenizer(config: TrainConfig, notify: Callable[[str], None]) -> Any:
     chosen = config.tokenizer or ("bpe" if config.data == "builtin" else "gpt2")
     if chosen != "bpe":
         return load_tokenizer(chosen)
-    tell(f"training a tokenizer of {config.vocab_size} entries")
+    notify(f"training a tokenizer of {config.vocab_size} entries")
     split = "train" if config.validation is None else "all"
     return train_bpe(open_source(config.data).part(split), config.vocab_size)
 
 
 def _validation(
-    config: TrainConfig, recipe: Recipe, tokenizer: Any, begun: bool, tell: Callable[[str], None]
+    config: TrainConfig, recipe: Recipe, tokenizer: Any, begun: bool, notify: Callable[[str], None]
 ) -> Windows:
     spec, split = (config.data, "validation") if config.validation is None else (config.validation, "all")
     if not is_streamed(spec):
-        tell("reading the validation text")
+        notify("reading the validation text")
         return pack(spec, tokenizer, split=split)
     path = config.out / "validation.npy"  # reading the head of a stream for held-out documents takes a while
     if not (begun and path.exists()):
-        tell("reading validation text from the stream")
+        notify("reading validation text from the stream")
         found = list(islice(StreamedTokens(spec, tokenizer, recipe.length, split), recipe.validation_sequences))
         _save_array(path, np.stack(found))
     windows = np.load(path, allow_pickle=False)

@@ -47,8 +47,8 @@ class World:
         if self.size > 1:
             self.gather([0.0])
 
-    def tell(self, value: Any) -> Any:
-        """The first process's value (plain JSON data), for everyone."""
+    def broadcast(self, value: Any) -> Any:
+        """The first process's value (plain JSON data) in every process."""
         if self.size == 1:
             return value
         text = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8).to(self.device)
@@ -69,7 +69,7 @@ class World:
 
 @contextmanager
 def open_world(device: str) -> Iterator[World]:
-    """Join the processes that torchrun started, or stand alone."""
+    """Join the processes that torchrun started, or be the only one."""
     size = int(os.environ.get("WORLD_SIZE", "1"))
     rank = int(os.environ.get("RANK", "0"))
     chosen = choose_device(device, int(os.environ.get("LOCAL_RANK", "0")) if size > 1 else None)

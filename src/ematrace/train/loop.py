@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from ematrace.files import write_atomically
+from ematrace.models.flops import flops_per_token
 from ematrace.train import checkpoints, metrics, state, summary
 from ematrace.train.config import (
     Precision,
@@ -71,13 +72,14 @@ def _sole_writer(out: Path, world: World) -> Iterator[None]:
 def _train(config: TrainConfig, recipe: Recipe, world: World, display: Display) -> TrainSummary:
     precision: Precision = config.precision or ("bfloat16" if world.device.type == "cuda" else "float32")
     record = record_of(config, recipe, precision)
-    chosen = world.tell(_starting_point(config, record, display) if world.first else None)
+    chosen = world.broadcast(_starting_point(config, record, display) if world.first else None)
     start = None if chosen is None else Path(chosen)
-    begun = world.tell((config.out / "config.json").exists())
-    data = prepare(config, recipe, world, begun=begun, tell=display.on_event)
+    begun = world.broadcast((config.out / "config.json").exists())
+    data = prepare(config, recipe, world, begun=begun, notify=display.on_event)
     with fast_matmul(world.device):
         run = _set_up(config, recipe, record, world, data, start)
-        peak = world.tell(metrics.measure_matmul_flops(world.device, precision) if world.first else None)
+        threads = torch.get_num_threads()
+        peak = world.broadcast(metrics.matmul_ceiling(world.device, precision, threads) if world.first else None)
         if world.first:
             for folder in (config.out, run.checkpoint_folder):
                 checkpoints.remove_parts(folder)
@@ -86,7 +88,7 @@ def _train(config: TrainConfig, recipe: Recipe, world: World, display: Display) 
             write_atomically(config.out / "config.json", json.dumps(record, indent=1).encode())
             if start is not None:
                 display.on_event(f"resumed from {start}")
-        speed = _Speed(metrics.flops_per_token(run.model, recipe.length), peak * world.size)
+        speed = _Speed(flops_per_token(run.model, recipe.length), peak * world.size)
         stopped = _loop(run, speed, display)
         return _finish(run, data, speed, peak, stopped, display)
 
@@ -170,7 +172,7 @@ def _set_up(
 
 @contextmanager
 def fast_matmul(device: torch.device) -> Iterator[None]:
-    """TF32 in float32 products on a GPU, for as long as this lasts."""
+    """TF32 in float32 matmuls on a GPU, inside the context."""
     before = torch.get_float32_matmul_precision()
     if device.type == "cuda":
         torch.set_float32_matmul_precision("high")
@@ -181,9 +183,9 @@ def fast_matmul(device: torch.device) -> Iterator[None]:
 
 
 class _Speed:
-    """Tokens a second, and the share of the measured matrix-product rate that they take."""
+    """Tokens a second, and the model FLOPs utilisation: their share of the measured matmul rate."""
 
-    def __init__(self, flops_per_token: int, peak: float):
+    def __init__(self, flops_per_token: float, peak: float):
         self.flops_per_token, self.peak = flops_per_token, peak
 
     def figures(self, tokens: int, seconds: float) -> dict[str, float]:

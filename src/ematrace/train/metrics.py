@@ -1,4 +1,4 @@
-"""What a run tells of itself: a line of JSON per step, TensorBoard when asked, and how busy the hardware was."""
+"""The record of a run: a line of JSON per step, TensorBoard on request, and how busy the hardware was."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ import json
 import sys
 import time
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
-from torch import nn
 
 from ematrace.files import write_atomically
 from ematrace.train.config import Precision
 
 
 class Display(Protocol):
-    """Whoever shows a run while it goes on."""
+    """Shows a run in progress. `on_step` is called for every step, so it must return in microseconds."""
 
     def on_start(self, total_steps: int) -> None: ...
     def on_step(self, metrics: Mapping[str, Any]) -> None: ...
@@ -78,49 +78,12 @@ def open_tensorboard(folder: Path, *, after_step: int) -> Any:
     return SummaryWriter(str(folder), purge_step=after_step + 1)
 
 
-def flops_per_token(model: nn.Module, length: int) -> int:
-    """Forward and backward: 6 for each weight that multiplies, plus attention's share, which grows with the length.
+@cache
+def matmul_ceiling(device: torch.device, precision: Precision, threads: int) -> float:
+    """`ematrace.bench.matmul_rate`, measured once in a process: it takes longer than a short run's step."""
+    from ematrace.bench.measure import matmul_rate
 
-    The embedding is a lookup and counts only where it is also the head; learned positions do not count.
-    """
-    lookups = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
-    get_head: Any = getattr(model, "get_output_embeddings", lambda: None)
-    head = get_head()
-    lookups -= {id(head.weight)} if head is not None else set()
-    products = sum(p.numel() for p in model.parameters() if p.dim() >= 2 and id(p) not in lookups)
-    config: Any = getattr(model, "config", None)
-    attention = 0
-    if getattr(config, "model_type", None) == "gpt2":
-        # QK^T and the product with V: 4 T d forward, three times that with the backward pass; the masked half counts.
-        attention = 12 * config.n_layer * config.n_embd * length
-    return 6 * products + attention
-
-
-def measure_matmul_flops(device: torch.device, precision: Precision) -> float:
-    """Operations a second of a plain square product on this device: what the model could reach at best.
-
-    Measured and not looked up, so that it means the same on every machine; a vendor's figure is higher.
-    """
-    n, repetitions = (8192, 20) if device.type == "cuda" else (512, 3)
-    dtype = torch.bfloat16 if precision == "bfloat16" else torch.float32
-    # Constants would run cooler, and so faster; a generator of its own leaves the run's alone.
-    draw = torch.Generator(device).manual_seed(0)
-    a, b = (torch.randn(n, n, device=device, generator=draw).to(dtype) for _ in range(2))
-    best = float("inf")
-    with torch.no_grad():
-        for _ in range(3):  # the first one warms up
-            _synchronize(device)
-            start = time.perf_counter()
-            for _ in range(repetitions):
-                a @ b
-            _synchronize(device)
-            best = min(best, time.perf_counter() - start)
-    return 2.0 * n**3 * repetitions / best
-
-
-def _synchronize(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+    return matmul_rate(device, torch.bfloat16 if precision == "bfloat16" else torch.float32)
 
 
 def peak_memory_bytes(device: torch.device) -> int:
@@ -136,7 +99,7 @@ def peak_memory_bytes(device: torch.device) -> int:
 
 
 class PeakMemory:
-    """`peak_memory_bytes`, counted anew ten times a second at most: torch takes a tenth of a millisecond for it."""
+    """`peak_memory_bytes`, read ten times a second at most: torch takes a tenth of a millisecond for it."""
 
     def __init__(self, device: torch.device):
         self.device, self._bytes, self._due = device, 0, 0.0

@@ -19,6 +19,7 @@ import torch
 
 from ematrace.baselines.language import Unigram
 from ematrace.text import open_source
+from ematrace.text.held_out import TRAINING
 from ematrace.train import checkpoints, state
 from ematrace.train.batches import Batches, Ids, MicroBatch, StepBatch, Windows, assemble, read_ahead
 from ematrace.train.config import Recipe, TrainConfig
@@ -27,7 +28,6 @@ from ematrace.train.loss import LanguageModelLoss
 from ematrace.train.schedule import learning_rate
 from ematrace.train.step import Gradients, Step, StepResult, build_step, graph_obstacle
 
-TRAINING = "training.json"
 UNIGRAM = "unigram.safetensors"
 
 

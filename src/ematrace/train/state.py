@@ -23,6 +23,7 @@ from torch.distributed.checkpoint.state_dict import (
 )
 from torch.distributed.tensor import DTensor, distribute_tensor
 
+from ematrace.models import upgrade_names
 from ematrace.train.checkpoints import OPTIMISER, DamagedCheckpoint, read_tensors, write_tensors
 from ematrace.train.models import no_bars
 
@@ -74,8 +75,8 @@ def write_optimiser(tensors: Tensors, folder: Path) -> None:
 
 
 def read_model(model: nn.Module, folder: Path) -> None:
-    """Weights of a whole (not yet sharded) model; a tied weight is written once."""
-    tensors = read_tensors(sorted(folder.glob("model*.safetensors")))
+    """Weights of a whole (not yet sharded) model; a tied weight is written once. Names of earlier versions are read."""
+    tensors = upgrade_names(model, read_tensors(sorted(folder.glob("model*.safetensors"))))
     parameters = dict(model.named_parameters()) | dict(model.named_buffers())
     for name, parameter in parameters.items():
         if name in tensors and tensors[name].shape != parameter.shape:
@@ -91,7 +92,7 @@ def read_model(model: nn.Module, folder: Path) -> None:
 
 def read_optimiser(model: nn.Module, optimiser: torch.optim.Optimizer, folder: Path) -> None:
     """AdamW's averages onto the model's parameters, each process its shard of them."""
-    tensors = read_tensors([folder / OPTIMISER])
+    tensors = _upgrade_averages(model, read_tensors([folder / OPTIMISER]))
     fused = any(group.get("fused") for group in optimiser.param_groups)
     for name, parameter in model.named_parameters():
         keys = {average: f"{average}.{name}" for average in AVERAGES}
@@ -105,6 +106,15 @@ def read_optimiser(model: nn.Module, optimiser: torch.optim.Optimizer, folder: P
             "step": tensors["step"].clone().to(parameter.device if fused else "cpu"),
             **{average: _like(tensors[key], parameter) for average, key in keys.items()},
         }
+
+
+def _upgrade_averages(model: nn.Module, tensors: Tensors) -> Tensors:
+    """AVERAGE.NAME under today's names of the parameters."""
+    upgraded: Tensors = {"step": tensors["step"]} if "step" in tensors else {}
+    for average in AVERAGES:
+        of_average = {n.removeprefix(f"{average}."): t for n, t in tensors.items() if n.startswith(f"{average}.")}
+        upgraded |= {f"{average}.{name}": t for name, t in upgrade_names(model, of_average).items()}
+    return upgraded
 
 
 def _like(tensor: Tensor, parameter: Tensor) -> Tensor:

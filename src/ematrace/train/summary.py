@@ -1,4 +1,4 @@
-"""What a run comes to, as a value and as `summary.json`."""
+"""The result of a run, as a value and as `summary.json`."""
 
 from __future__ import annotations
 
@@ -40,9 +40,11 @@ class TrainSummary:
     tokens_per_second: float | None
     """Median over steps."""
     mfu: float | None
-    """Share of the matrix-product rate that was measured at the start."""
-    flops_per_token: int
+    """Model FLOPs utilisation: the share of `matmul_flops_per_second` that the matmuls of the model take."""
+    flops_per_token: float
+    """Forward and backward, `ematrace.models.flops`."""
     matmul_flops_per_second: float
+    """Of one process, measured at the start: `ematrace.bench.matmul_rate`."""
     peak_memory_bytes: int
     seconds: float
     processes: int
@@ -53,7 +55,7 @@ class TrainSummary:
 
     @property
     def exit_code(self) -> int:
-        """For a command: asked to stop and stopped is well done, unless it was Ctrl-C."""
+        """Of the command: 0 success, a stop by SIGTERM included; 130 after Ctrl-C."""
         return 130 if self.stopped == "SIGINT" else 0
 
     @property
