@@ -1,25 +1,23 @@
 """200 steps of training with the Triton kernels and with plain torch, from the same weights on the same tokens.
 
 Kernels sum in another order, and top-k turns rounding into other units: the two curves part after some steps, as two
-runs of the same code with other seeds do. So the distance between them is held against the distance between two seeds
-of the plain-torch run. Nothing is timed but for information.
+runs of the same code with other seeds do. So the distance between them is compared with the distance between two seeds
+of the plain-torch run. The times are for information only.
 
-    python benchmarks/curves_gpu.py --record results/benchmarks
+    python benchmarks/curves_gpu.py --record results
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import tempfile
 import time
 from pathlib import Path
 
-import torch
-
-from ematrace.bench import BenchmarkRecord, Row, Timing, finish
+from ematrace.bench import Timing, finish, gpu_unless_quick, parser, timing_row
 from ematrace.kernels import SWITCH
+from ematrace.results import Metric, Row
 from ematrace.train import TrainConfig, train
 
 NEEDS = "cuda"
@@ -57,56 +55,43 @@ def distance(a: list[float], b: list[float]) -> tuple[float, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="three steps of a toy model, also on a CPU")
-    parser.add_argument("--record", type=Path, help="folder for the record")
-    arguments = parser.parse_args()
-    if not torch.cuda.is_available() and not arguments.quick:
-        raise SystemExit("curves_gpu: no GPU here; --quick runs on a CPU")
+    arguments = parser(__doc__, quick="three steps of a toy model, also on a CPU").parse_args()
+    device = gpu_unless_quick(arguments.quick)
     size = (QUICK_STEPS, QUICK_LENGTH, QUICK_SEQUENCES) if arguments.quick else (STEPS, LENGTH, SEQUENCES)
     preset = "spen-tiny" if arguments.quick else "spen-7m"
-    runs = {"kernels": (True, 0), "plain torch": (False, 0), "plain torch, another seed": (False, 1)}
-    curves, seconds = {}, {}
-    for name, (kernels, seed) in runs.items():
+    curves: dict[tuple[str, int], list[float]] = {}
+    cells: list[Row] = []
+    for contender, seed in (("triton", 0), ("torch", 0), ("torch", 1)):
         begun = time.monotonic()
-        curves[name] = curve(kernels, seed, *size, preset)
-        seconds[name] = time.monotonic() - begun
-        print(f"{name}: from {curves[name][0]:.4f} to {curves[name][-1]:.4f} nats", flush=True)
-    apart, ends = distance(curves["kernels"], curves["plain torch"])
-    seeds_apart, seeds_ends = distance(curves["plain torch"], curves["plain torch, another seed"])
+        values = curves[contender, seed] = curve(contender == "triton", seed, *size, preset)
+        timing = Timing((time.monotonic() - begun,))
+        last = Metric(values[-1], "nats", better="low")
+        tokens = size[0] * size[1] * size[2]
+        factors = {"contender": contender, "init_seed": seed}
+        cells.append(timing_row(factors, timing, tokens=tokens, last_cross_entropy=last))
+        print(f"{contender}, seed {seed}: from {values[0]:.4f} to {values[-1]:.4f} nats", flush=True)
+    apart, ends = distance(curves["triton", 0], curves["torch", 0])
+    seeds_apart, seeds_ends = distance(curves["torch", 0], curves["torch", 1])
     line = (
-        f"kernels and plain torch: at most {apart:.4f} nats apart (smoothed over ten steps), {ends:.4f} at the end; "
+        f"triton and torch: at most {apart:.4f} nats apart (smoothed over ten steps), {ends:.4f} at the end; "
         f"two seeds: {seeds_apart:.4f} and {seeds_ends:.4f}"
     )
     print(line)
     if not arguments.quick and not apart < seeds_apart:
         raise SystemExit(f"curves_gpu: {line}: more than noise")
+    for pair, (largest, final) in {"backends": (apart, ends), "seeds": (seeds_apart, seeds_ends)}.items():
+        differences = {"largest_difference": Metric(largest, "nats"), "final_difference": Metric(final, "nats")}
+        cells.append(Row({"pair": pair}, {**differences}))
     finish(
-        BenchmarkRecord(
-            benchmark="curves_gpu",
-            title="The same training with kernels and with plain torch",
-            rows=tuple(
-                Row(
-                    name,
-                    Timing((seconds[name],)),
-                    tokens=size[0] * size[1] * size[2],
-                    note="with the compilation of kernels",
-                )
-                for name in runs
-            ),
-            ratios={},
-            ceilings={},
-            checks=(line,),
-            settings={"preset": preset, "steps": size[0], "length": size[1], "sequences": size[2]},
-            figures={
-                "kernels and plain torch: nats apart at most": apart,
-                "kernels and plain torch: nats apart at the end": ends,
-                "two seeds: nats apart at most": seeds_apart,
-                "two seeds: nats apart at the end": seeds_ends,
-                **{f"{name}: nats in the last step": values[-1] for name, values in curves.items()},
-            },
-        ),
-        arguments.record,
+        "curves_gpu",
+        "The same training with kernels and with plain torch",
+        cells,
+        scale="gpu" if device.type == "cuda" else "cpu",
+        checks=[line],
+        notes=["The times contain the compilation of kernels."],
+        settings={"preset": preset, "steps": size[0], "length": size[1], "sequences": size[2]},
+        quick=arguments.quick,
+        to=arguments.record,
     )
 
 

@@ -1,163 +1,204 @@
 """SPCN against reservoirpy, on one thread, in one run.
 
-Every repetition times all contenders in turn, so that a busy moment of the machine hits them alike; ratios are taken
-within a repetition and their median is reported. The kernels are checked against the dense float64 reference before
-anything is timed.
+The kernels are checked against the dense float64 reference before anything is timed. What settling, lateral
+connections, SPA and PGHU cost is measured by leaving each out.
 
 Floor: one settling step reads the rows of the active units. At widths 512/256/128/64 and k = 8% that is 55K
-multiply-adds over 220 KB of weights, three times per token; 2.3 MB of weights just miss a 2 MB L2 cache. So most bytes
-come from a cache and are not held against the bandwidth of memory; the operations are, against products on one thread.
+multiply-adds over 220 KB of weights, three times per token. The 2.3 MB of weights just miss a 2 MB L2 cache, so most
+bytes come from a cache and are not compared with the bandwidth of memory; the operations are compared with matmuls on
+one thread.
 
-    python benchmarks/spcn.py --record results/benchmarks
+    python benchmarks/spcn.py --record results
 """
 
 from __future__ import annotations
 
-import argparse
 import os
 import time
 from collections.abc import Callable
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
 for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
-    os.environ[variable] = "1"  # before numpy is imported: one thread for everybody
+    os.environ[variable] = "1"  # before numpy is imported: one thread for all contenders
 
 import numba  # noqa: E402
 import numpy as np  # noqa: E402
 import torch  # noqa: E402
 
-from ematrace.bench import BenchmarkRecord, Row, Timing, finish, matmul_rate, progress, ratio  # noqa: E402
-from ematrace.grammar import load_grammar  # noqa: E402
+from ematrace.bench import Case, Comparison, ceiling_row, finish, matmul_rate, parser, time_cases  # noqa: E402
+from ematrace.grammar import Grammar, load_grammar  # noqa: E402
+from ematrace.results import Factors, Metric, Row  # noqa: E402
 from ematrace.spcn import SPCN, kernels  # noqa: E402
 from ematrace.spcn.reference import ReferenceHierarchy  # noqa: E402
 
 NEEDS = "cpu"
 SENTENCES, QUICK_SENTENCES = 5000, 100
-PLASTIC_SENTENCES = 60  # reservoirpy's Hebbian fit is too slow for all of them; its rate per step does not depend on it
+# reservoirpy's Hebbian fit is too slow for all sentences; its time per step does not depend on how many there are.
+PLASTIC_SENTENCES, QUICK_PLASTIC_SENTENCES = 60, 3
 REPETITIONS, QUICK_REPETITIONS = 15, 2
 OPERATIONS_PER_TOKEN = 3 * 2 * 55_000  # of settling
+LEARN = {"contender": "spcn", "task": "learn", "variant": "full"}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="few sentences, to see that it runs")
-    parser.add_argument("--record", type=Path, help="folder for the record")
-    arguments = parser.parse_args()
-    try:
-        import reservoirpy
-        from reservoirpy.nodes import LocalPlasticityReservoir, Reservoir
-    except ImportError:
-        raise SystemExit("reservoirpy, the peer, is not installed: pip install -e '.[bench]'") from None
+@dataclass
+class Prepared:
+    """Work on a subject that is made anew, untimed, before each call."""
 
-    n_sentences = QUICK_SENTENCES if arguments.quick else SENTENCES
-    repetitions = QUICK_REPETITIONS if arguments.quick else REPETITIONS
-    grammar = load_grammar("A")
-    sentences = [s.words for s in grammar.sample(n_sentences, seed=0)]
+    make: Callable[[], Any]
+    work: Callable[[Any], object]
+    subject: Any = None
+
+    def prepare(self) -> None:
+        self.subject = self.make()
+
+    def __call__(self) -> None:
+        self.work(self.subject)
+
+
+def case(factors: Factors, make: Callable[[], Any], work: Callable[[Any], object], tokens: int) -> Case:
+    # Compared with a ceiling of one thread: what runs on one thread with nothing left out.
+    settles = factors == LEARN or factors.get("cores") == 1
+    prepared = Prepared(make, work)
+    operations = OPERATIONS_PER_TOKEN * tokens if settles else 0
+    return Case(factors, prepared, operations=operations, tokens=tokens, prepare=prepared.prepare)
+
+
+def new_spcn(grammar: Grammar, **changes: Any) -> SPCN:
+    return SPCN(vocabulary=grammar.words, directions="forward", random_state=0, **changes)
+
+
+def spcn_cases(grammar: Grammar, sentences: list[tuple[str, ...]], frozen: SPCN) -> list[Case]:
+    """Learning, with everything and with a part left out, and encoding by `frozen`."""
     tokens = sum(map(len, sentences))
-    error = check_against_reference(sentences[:3])
+    features = frozen.encode(sentences)  # reused: clearing new pages would be timed, too
+
+    def started(**changes: Any) -> Callable[[], SPCN]:
+        """Weights drawn, one sentence learned: what is timed is learning, for us and for reservoirpy."""
+        return lambda: new_spcn(grammar, **changes).fit(sentences[:1])
+
+    def learn(model: SPCN) -> None:
+        model.partial_fit(sentences)
+
+    def variant(name: str) -> Factors:
+        return {**LEARN, "variant": name}
+
+    def encode(cores: int) -> Case:
+        factors = {"contender": "spcn", "task": "encode", "cores": cores}
+        make = lambda: frozen.set_params(n_jobs=cores)  # noqa: E731
+        return case(factors, make, lambda model: model.encode(sentences, out=features), tokens)
+
+    return [
+        case(LEARN, started(), learn, tokens),
+        encode(1),
+        encode(2),
+        case(variant("no_spa"), started(spa=False), learn, tokens),
+        case(variant("no_lateral"), started(gamma=0.0), learn, tokens),
+        case(variant("one_settling_step"), started(settle_steps=1), learn, tokens),
+        case(
+            variant("no_learning"),
+            lambda: frozen.set_params(n_jobs=1),
+            lambda model: model.encode(sentences, "l3"),
+            tokens,
+        ),
+    ]
+
+
+def reservoir_cases(grammar: Grammar, sentences: list[tuple[str, ...]], n_plastic: int) -> list[Case]:
+    """A reservoir of 512 units, run and trained by a Hebbian rule."""
+    from reservoirpy.nodes import LocalPlasticityReservoir, Reservoir
 
     one_hot = np.eye(len(grammar.words))
     index = {word: i for i, word in enumerate(grammar.words)}
     inputs = [one_hot[[index[w] for w in s]] for s in sentences]
-    plastic = inputs[: 3 if arguments.quick else PLASTIC_SENTENCES]
-    plastic_tokens = sum(map(len, plastic))
-
-    def spcn(**changes: Any) -> SPCN:
-        return SPCN(vocabulary=grammar.words, directions="forward", random_state=0, **changes)
-
-    def started(**changes: Any) -> SPCN:
-        """Weights drawn, one sentence learned: what is timed is learning, for us and for reservoirpy."""
-        return spcn(**changes).fit(sentences[:1])
+    plastic = inputs[:n_plastic]
 
     def reservoir(kind: Any, **settings: Any) -> Any:
         node = kind(units=512, seed=0, **settings)
         node.run(inputs[0])
         return node
 
-    frozen = spcn().fit(sentences)
-    features = frozen.encode(sentences)  # reused below: clearing fresh pages would be timed, too
-    # name: (make, work on what was made, tokens); only the work is timed
-    runs: dict[str, tuple[Callable[[], Any], Callable[[Any], object], int]] = {
-        "spcn_learn": (started, lambda m: m.partial_fit(sentences), tokens),
-        "reservoirpy_run": (lambda: reservoir(Reservoir), lambda node: node.run(inputs), tokens),
-        "reservoirpy_hebbian_fit": (
+    return [
+        case(
+            {"contender": "reservoirpy", "task": "run"},
+            lambda: reservoir(Reservoir),
+            lambda node: node.run(inputs),
+            sum(map(len, inputs)),
+        ),
+        case(
+            {"contender": "reservoirpy", "task": "hebbian_fit"},
             lambda: reservoir(LocalPlasticityReservoir, local_rule="hebbian"),
             lambda node: node.fit(plastic),
-            plastic_tokens,
+            sum(map(len, plastic)),
         ),
-        "spcn_encode_1_core": (
-            lambda: frozen.set_params(n_jobs=1),
-            lambda m: m.encode(sentences, out=features),
-            tokens,
-        ),
-        "spcn_encode_2_cores": (
-            lambda: frozen.set_params(n_jobs=2),
-            lambda m: m.encode(sentences, out=features),
-            tokens,
-        ),
-        "without_spa": (lambda: started(spa=False), lambda m: m.partial_fit(sentences), tokens),
-        "without_lateral": (lambda: started(gamma=0.0), lambda m: m.partial_fit(sentences), tokens),
-        "one_settling_step": (lambda: started(settle_steps=1), lambda m: m.partial_fit(sentences), tokens),
-        "without_learning": (lambda: frozen.set_params(n_jobs=1), lambda m: m.encode(sentences, "l3"), tokens),
-    }
-    seconds: dict[str, list[float]] = {name: [] for name in runs}
-    with progress((repetitions + 1) * len(runs)) as step:
-        for repetition in range(-1, repetitions):  # the first one warms up
-            for name, (make, work, _) in runs.items():
-                step(name)
-                subject = make()
-                begun = time.perf_counter()
-                work(subject)
-                if repetition >= 0:
-                    seconds[name].append(time.perf_counter() - begun)
+    ]
 
-    # Contenders that handled different numbers of tokens are compared by the token.
-    per_token = {name: Timing(tuple(s / runs[name][2] for s in seconds[name])) for name in runs}
-    learning = per_token["spcn_learn"].median
-    settling = {"spcn_learn", "spcn_encode_1_core"}  # on one thread, like the ceiling, and with nothing left out
-    record = BenchmarkRecord(
-        benchmark="spcn",
-        title="SPCN online against reservoirpy, one thread",
-        rows=tuple(
-            Row(
-                name,
-                Timing(tuple(seconds[name])),
-                operations=OPERATIONS_PER_TOKEN * n_tokens if name in settling else 0,
-                tokens=n_tokens,
-            )
-            for name, (_, _, n_tokens) in runs.items()
+
+def shares_of_learning(cells: list[Row], top_k_seconds: float) -> list[Row]:
+    """The part of learning time that each mechanism takes; top-k, lateral and SPA are parts of settling."""
+    per_token = {
+        str(cell.factors["variant"]): (cell.metrics["seconds"].value or 0.0) / (cell.metrics["tokens"].value or 1.0)
+        for cell in cells
+        if cell.factors.get("task") == "learn"
+    }
+    learning = per_token["full"]
+    shares = {
+        "settling": 1.5 * (1 - per_token["one_settling_step"] / learning),  # two of three steps left out
+        "top_k": top_k_seconds / learning,
+        "lateral": 1 - per_token["no_lateral"] / learning,
+        "spa": 1 - per_token["no_spa"] / learning,
+        "pghu": 1 - per_token["no_learning"] / learning,
+    }
+    return [Row({"part": part}, {"share_of_learning_time": Metric(share)}) for part, share in shares.items()]
+
+
+def comparisons() -> list[Comparison]:
+    """By the token: contenders handle different numbers of them."""
+    encode = {"contender": "spcn", "task": "encode"}
+    return [
+        *(
+            Comparison({"contender": "reservoirpy", "task": task}, LEARN, per="tokens")
+            for task in ("run", "hebbian_fit")
         ),
-        ratios={
-            "learning_over_reservoirpy_run": ratio(per_token["reservoirpy_run"], per_token["spcn_learn"]),
-            "learning_over_reservoirpy_hebbian_fit": ratio(
-                per_token["reservoirpy_hebbian_fit"], per_token["spcn_learn"]
-            ),
-            "two_cores_over_one": ratio(per_token["spcn_encode_1_core"], per_token["spcn_encode_2_cores"]),
-        },
-        ceilings={"matmul_flops_per_second": matmul_rate(torch.device("cpu"), torch.float32)},
-        checks=(f"W_fb against the dense float64 reference: largest difference {error:.1e}",),
-        settings={
-            "sentences": n_sentences,
-            "tokens": tokens,
-            "plastic_tokens": plastic_tokens,
-            "repetitions": repetitions,
-            "reservoirpy": reservoirpy.__version__,
-        },
-        # By leaving each part out; top-k, lateral and SPA are parts of settling.
-        figures={
-            "share_of_learning_time.settling_3_steps": 1.5 * (1 - per_token["one_settling_step"].median / learning),
-            "share_of_learning_time.top_k": top_k_seconds_per_token(frozen) / learning,
-            "share_of_learning_time.lateral": 1 - per_token["without_lateral"].median / learning,
-            "share_of_learning_time.spa": 1 - per_token["without_spa"].median / learning,
-            "share_of_learning_time.pghu": 1 - per_token["without_learning"].median / learning,
-        },
+        Comparison({"cores": 1}, {"cores": 2}, where=encode),
+    ]
+
+
+def main() -> None:
+    arguments = parser(__doc__, quick="few sentences").parse_args()
+    try:
+        import reservoirpy
+    except ImportError:
+        raise SystemExit("reservoirpy, the peer, is not installed: pip install -e '.[bench]'") from None
+    quick: bool = arguments.quick
+    n_sentences = QUICK_SENTENCES if quick else SENTENCES
+    repetitions = QUICK_REPETITIONS if quick else REPETITIONS
+    grammar = load_grammar("A")
+    sentences = [s.words for s in grammar.sample(n_sentences, seed=0)]
+    error = check_against_reference(sentences[:3])
+    frozen = new_spcn(grammar).fit(sentences)
+    cases = [
+        *spcn_cases(grammar, sentences, frozen),
+        *reservoir_cases(grammar, sentences, QUICK_PLASTIC_SENTENCES if quick else PLASTIC_SENTENCES),
+    ]
+    cells = time_cases(cases, repetitions)
+    cells += shares_of_learning(cells, top_k_seconds_per_token(frozen))
+    cells.append(ceiling_row("matmul", matmul_rate(torch.device("cpu"), torch.float32)))
+    finish(
+        "spcn",
+        "SPCN online against reservoirpy, one thread",
+        cells,
+        scale="cpu",
+        checks=[f"W_fb against the dense float64 reference: largest difference {error:.1e}"],
+        comparisons=comparisons(),
+        settings={"sentences": n_sentences, "repetitions": repetitions, "reservoirpy": reservoirpy.__version__},
+        quick=quick,
+        to=arguments.record,
     )
-    finish(record, arguments.record)
 
 
 def check_against_reference(sentences: list[tuple[str, ...]]) -> float:
-    """Same weights as the dense specification, or no benchmark; the largest difference."""
+    """The largest difference of W_fb to that of the dense specification; too large a one ends the benchmark."""
     model = SPCN(directions="forward", dtype="float64", random_state=0).fit(sentences)
     fast = np.array(model.alpha_fast)
     reference = ReferenceHierarchy(
@@ -180,7 +221,7 @@ def check_against_reference(sentences: list[tuple[str, ...]]) -> float:
 
 
 def top_k_seconds_per_token(model: SPCN, repeats: int = 2000) -> float:
-    """Time of the selections of one token: every level, every settling step, on Gaussian drives."""
+    """Time of selecting top-k for one token: every level, every settling step, on Gaussian drives."""
     drives = np.random.default_rng(0).standard_normal((len(model.widths), max(model.widths))).astype(np.float32)
     idx = np.zeros((len(model.widths), max(model.widths) + 1), np.int64)
     widths, ks = np.array(model.widths), np.array(model.ks_)

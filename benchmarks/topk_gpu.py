@@ -1,22 +1,21 @@
 """GELU and top-k of 184 in 3072 units for 56 x 2048 tokens on one GPU, forward and straight-through backward.
 
 The floor is memory: forward reads u and writes z, backward reads u and dz and writes du, 705 MB each in bfloat16. The
-peers: torch.topk with a scatter, compiled, and GELU alone, compiled, which selects nothing.
+peers, compiled: torch.topk with a scatter, and GELU alone, which selects nothing.
 
-    python benchmarks/topk_gpu.py --record results/benchmarks
+    python benchmarks/topk_gpu.py --record results
 """
 
 from __future__ import annotations
 
-import argparse
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Mapping
+from functools import partial
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ematrace.bench import BenchmarkRecord, Row, Timing, copy_bandwidth, finish, ratio, time_cpu, time_gpu
+from ematrace.bench import Case, Comparison, ceiling_row, copy_bandwidth, finish, gpu_unless_quick, parser, time_cases
 from ematrace.ops import gelu_topk, topk_mask
 from ematrace.ops.topk import gelu_rank
 
@@ -27,14 +26,14 @@ REPETITIONS, QUICK_REPETITIONS = 50, 2
 
 
 def torch_topk(u: Tensor, k: int) -> Tensor:
-    """What one would write with torch; its ties go to whichever unit the sort puts first."""
+    """Ties go to whichever unit the sort puts first."""
     z = F.gelu(u)
     values, units = z.topk(k, dim=-1, sorted=False)
     return torch.zeros_like(z).scatter(-1, units, values)
 
 
 def check(u: Tensor, grad: Tensor, k: int) -> str:
-    """Exactly k units, the ones that the rank in float32 says, their values and gradients against float64."""
+    """Exactly k units, those of the highest rank in float32; their values and gradients against float64."""
     u, grad = u[:4096], grad[:4096]
     leaf = u.detach().requires_grad_()
     z = gelu_topk(leaf, k)
@@ -53,64 +52,55 @@ def check(u: Tensor, grad: Tensor, k: int) -> str:
     return line
 
 
+def cases_of(
+    contenders: Mapping[str, Callable[[Tensor], Tensor]], peer: dict[str, bool], u: Tensor, grad: Tensor
+) -> list[Case]:
+    """A copy of u, and each contender forward and backward; `peer` are the factors of all but ours."""
+    leaf = u.detach().requires_grad_()
+    cases = [Case({"contender": "copy"}, partial(torch.empty_like(u).copy_, u), bytes=2 * u.nbytes)]
+    for name, contender in contenders.items():
+        factors = {"contender": name, **(peer if name != "ematrace" else {})}
+        cases.append(Case({**factors, "pass": "forward"}, partial(contender, u), bytes=2 * u.nbytes))
+        back = partial(torch.autograd.grad, contender(leaf), leaf, grad, retain_graph=True)
+        cases.append(Case({**factors, "pass": "backward"}, back, bytes=3 * u.nbytes))
+    return cases
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="toy size, also on a CPU, to see that it runs")
-    parser.add_argument("--record", type=Path, help="folder for the record")
-    arguments = parser.parse_args()
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    if device.type == "cpu" and not arguments.quick:
-        raise SystemExit("topk_gpu: no GPU here; --quick runs the checks on a CPU")
+    arguments = parser(__doc__, quick="a toy size, also on a CPU").parse_args()
+    device = gpu_unless_quick(arguments.quick)
+    on_gpu = device.type == "cuda"
     rows, units, k = (QUICK_ROWS, QUICK_UNITS, QUICK_K) if arguments.quick else (ROWS, UNITS, K)
     draw = torch.Generator(device).manual_seed(0)
     u, grad = (torch.randn(rows, units, generator=draw, device=device, dtype=torch.bfloat16) for _ in range(2))
     checks = [check(u, grad, k)]
-
-    def fast(f: Callable[..., Tensor]) -> Callable[..., Tensor]:
-        return torch.compile(f) if device.type == "cuda" else f
-
-    contenders: dict[str, Callable[[Tensor], Tensor]] = {"ematrace": lambda u: gelu_topk(u, k)}
-    by_torch, gelu = fast(torch_topk), fast(F.gelu)
-    contenders["torch.topk and scatter, compiled"] = lambda u: by_torch(u, k)
-    contenders["GELU alone, compiled"] = lambda u: gelu(u)
-    leaf = u.detach().requires_grad_()
-    copied = torch.empty_like(u)
-    work: dict[str, Callable[[], object]] = {"copy": lambda: copied.copy_(u)}
-    for name, contender in contenders.items():
-        work[f"{name} forward"] = lambda f=contender: f(u)  # type: ignore[misc]
-        kept = contender(leaf)
-        work[f"{name} backward"] = lambda kept=kept: torch.autograd.grad(kept, leaf, grad, retain_graph=True)  # type: ignore[misc]
-    size = u.numel() * u.element_size()
-    if device.type == "cuda":
-        timings = time_gpu(work, REPETITIONS)
-        ceilings = {"copy_bytes_per_second": copy_bandwidth(device)}
-    else:
-        timings, ceilings = time_cpu(work, QUICK_REPETITIONS), {}
-    copy = timings["copy"]
-    copy_of_three = Timing(tuple(1.5 * s for s in copy.seconds))
-    ours = {way: timings[f"ematrace {way}"] for way in ("forward", "backward")}
-    ratios = {
-        "ematrace forward / copy of the same bytes": ratio(ours["forward"], copy),
-        "ematrace backward / copy of the same bytes": ratio(ours["backward"], copy_of_three),
+    by_torch, gelu = (torch.compile(f) if on_gpu else f for f in (torch_topk, F.gelu))
+    contenders: dict[str, Callable[[Tensor], Tensor]] = {
+        "ematrace": lambda u: gelu_topk(u, k),
+        "torch": lambda u: by_torch(u, k),
+        "gelu": lambda u: gelu(u),
     }
-    for way in ours:
-        peer = "torch.topk and scatter, compiled"
-        ratios[f"{peer} {way} / ematrace {way}"] = ratio(timings[f"{peer} {way}"], ours[way])
+    peer = {"compiled": True} if on_gpu else {}
+    cases = cases_of(contenders, peer, u, grad)
+    cells = time_cases(cases, REPETITIONS if on_gpu else QUICK_REPETITIONS, device)
+    if on_gpu:
+        cells.append(ceiling_row("copy", copy_bandwidth(device)))
     finish(
-        BenchmarkRecord(
-            benchmark="topk_gpu",
-            title="GELU and top-k on one GPU",
-            rows=tuple(
-                Row(name, timing, bytes=(3 if name.endswith("backward") else 2) * size)
-                for name, timing in timings.items()
+        "topk_gpu",
+        "GELU and top-k on one GPU",
+        cells,
+        scale="gpu" if on_gpu else "cpu",
+        checks=checks,
+        comparisons=[
+            *(
+                Comparison({"contender": "ematrace", "pass": way}, {"contender": "copy"}, per="bytes")
+                for way in ("forward", "backward")
             ),
-            ratios=ratios,
-            ceilings=ceilings,
-            checks=tuple(checks),
-            settings={"rows": rows, "units": units, "k": k, "dtype": "bfloat16"},
-            figures={},
-        ),
-        arguments.record,
+            Comparison({"contender": "torch", **peer}, {"contender": "ematrace"}),
+        ],
+        settings={"rows": rows, "units": units, "k": k, "dtype": "bfloat16"},
+        quick=arguments.quick,
+        to=arguments.record,
     )
 
 

@@ -1,31 +1,29 @@
-"""`ema_traces` on 2 cores: a compiled scan against matrix products, a plain loop, and scans by `torch.cumsum`.
+"""`ema_traces` on 2 cores: a compiled scan against matmuls over chunks, a plain loop, and scans by `torch.cumsum`.
 
-Three rates (.5, .1, .02) over x [4, T, 256] in float32, forward alone and forward with backward. ematrace is what
-`ema_traces` picks by itself, a scan compiled by numba; chunked is its backend of matrix products over chunks in plain
-torch. The loop is one `lerp` a step for all rates, which is also the reference. The scan by cumsum is
-h_t = (1-a)^t Σ_s (1-a)^-s a x_s: a cumulative sum of x scaled up, scaled down again. Over a whole sequence that is not
-usable: (1-a)^-t leaves the range of float32 at t = 128 for a = .5 (at t = 4,391 for a = .02). So the contender sums
-within blocks of 64 steps, where 2^64 is in range, and carries the end of each block to the next.
+Three rates (.5, .1, .02) over x [4, T, 256] in float32, forward alone and forward with backward. The contenders:
+ematrace is the backend that `ema_traces` picks, a scan compiled by numba; chunked is its backend in plain torch; loop
+is one `lerp` per step for all rates, which is also the reference. cumsum is h_t = (1-a)^t Σ_s (1-a)^-s a x_s, a
+cumulative sum of x scaled up, scaled down again. Over a whole sequence (1-a)^-t overflows float32 at t = 128 for
+a = .5, so it sums within blocks of 64 steps and carries the end of each block to the next.
 
-Floor: x is read once and each trace written once; backward reads the traces' gradients and writes that of x. 16 bytes
-for each of the 4 T 256 numbers forward, as many backward, held against the bandwidth of a copy. That copy writes to
-memory which it has written to before; the traces are new at each call, and from 32 MB on (T = 4,096 here) the C library
-asks the system for them, which maps and clears every page first. That takes longer than the scan.
+Floor: x is read once and each trace written once; backward reads the traces' gradients and writes that of x. That is 16
+bytes for each of the 4 T 256 numbers forward, as many backward. The copy it is compared with writes to memory it has
+written before; the traces are new at each call, and from 32 MB on (T = 4,096 here) the C library gets them from the
+system, which clears every page first. That takes longer than the scan.
 
-    python benchmarks/traces_cpu.py --record results/benchmarks
+    python benchmarks/traces_cpu.py --record results
 """
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable, Sequence
-from pathlib import Path
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from ematrace import ema_traces
-from ematrace.bench import BenchmarkRecord, Row, copy_bandwidth, finish, ratio, time_cpu
+from ematrace.bench import Case, Comparison, ceiling_row, copy_bandwidth, finish, parser, time_cases
 
 NEEDS = "cpu"
 THREADS = 2
@@ -70,8 +68,8 @@ def cumsum_scan(x: Tensor, alphas: Sequence[float] = ALPHAS) -> Tensor:
 CONTENDERS: dict[str, Callable[[Tensor], Tensor]] = {
     "ematrace": default,
     "chunked": chunked,
-    "plain torch loop": loop,
-    "cumsum in blocks": cumsum_scan,
+    "loop": loop,
+    "cumsum": cumsum_scan,
 }
 
 
@@ -98,51 +96,47 @@ def check(n_steps: int) -> list[str]:
     return lines
 
 
+def cases_at(length: int, draw: torch.Generator) -> list[Case]:
+    x = torch.randn(SEQUENCES, length, CHANNELS, generator=draw)
+    weights = torch.randn(len(ALPHAS), *x.shape, generator=draw)
+    moved = 4.0 * (1 + len(ALPHAS)) * x.numel()
+    tokens = SEQUENCES * length
+
+    def case(name: str, way: str, call: Callable[[], object], n_bytes: float) -> Case:
+        return Case({"contender": name, "pass": way, "tokens": length}, call, bytes=n_bytes, tokens=tokens)
+
+    return [
+        *(case(name, "forward", partial(f, x), moved) for name, f in CONTENDERS.items()),
+        *(
+            case(name, "forward+backward", partial(backward, f, x, weights), 2 * moved)
+            for name, f in CONTENDERS.items()
+        ),
+    ]
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="short sequences, to see that it runs")
-    parser.add_argument("--record", type=Path, help="folder for the record")
-    arguments = parser.parse_args()
+    arguments = parser(__doc__, quick="short sequences").parse_args()
     torch.set_num_threads(THREADS)
     lengths = QUICK_LENGTHS if arguments.quick else LENGTHS
     repetitions = QUICK_REPETITIONS if arguments.quick else REPETITIONS
     checks = check(2 * BLOCK + 5) + check(lengths[-1])
-
     draw = torch.Generator().manual_seed(0)
-    work: dict[str, Callable[[], object]] = {}
-    for length in lengths:
-        x = torch.randn(SEQUENCES, length, CHANNELS, generator=draw)
-        weights = torch.randn(len(ALPHAS), *x.shape, generator=draw)
-        for name, contender in CONTENDERS.items():
-            work[f"{name} forward T={length}"] = lambda f=contender, x=x: f(x)  # type: ignore[misc]
-        for name, contender in CONTENDERS.items():
-            work[f"{name} forward and backward T={length}"] = lambda f=contender, x=x, w=weights: backward(f, x, w)  # type: ignore[misc]
-    timings = time_cpu(work, repetitions)
-
-    rows, ratios = [], {}
-    for name, timing in timings.items():
-        length = int(name.rpartition("=")[2])
-        passes = 2 if "backward" in name else 1
-        numbers = passes * (1 + len(ALPHAS)) * SEQUENCES * length * CHANNELS
-        rows.append(Row(name, timing, bytes=4.0 * numbers, tokens=SEQUENCES * length))
-        peer = name.replace("ematrace", "{}")
-        if peer != name:
-            for other in list(CONTENDERS)[1:]:
-                ratios[f"{name} against {other}"] = ratio(timings[peer.format(other)], timing)
+    cells = time_cases([case for length in lengths for case in cases_at(length, draw)], repetitions)
     finish(
-        BenchmarkRecord(
-            benchmark="traces_cpu",
-            title="Three traces on a CPU",
-            rows=tuple(rows),
-            ratios=ratios,
-            ceilings={"copy_bytes_per_second": copy_bandwidth(torch.device("cpu"))},
-            checks=tuple(checks),
-            settings={
-                **{"threads": THREADS, "alphas": ALPHAS, "sequences": SEQUENCES, "channels": CHANNELS},
-                **{"block": BLOCK, "repetitions": repetitions, "quick": arguments.quick},
-            },
-        ),
-        arguments.record,
+        "traces_cpu",
+        "Three traces on a CPU",
+        [*cells, ceiling_row("copy", copy_bandwidth(torch.device("cpu")))],
+        scale="cpu",
+        checks=checks,
+        comparisons=[
+            Comparison({"contender": name}, {"contender": "ematrace"}) for name in CONTENDERS if name != "ematrace"
+        ],
+        settings={
+            **{"threads": THREADS, "alphas": ALPHAS, "sequences": SEQUENCES, "channels": CHANNELS},
+            **{"block": BLOCK, "repetitions": repetitions},
+        },
+        quick=arguments.quick,
+        to=arguments.record,
     )
 
 

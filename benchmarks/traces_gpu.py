@@ -1,28 +1,25 @@
 """Three EMA traces of 56 x 2048 x 768 on one GPU, forward and backward, against flash-linear-attention and torch.
 
-The floor is memory: forward reads x and writes three traces, backward reads three gradients and writes one; that is
-four tensors of 176 MB in bfloat16 either way, beside which 2 multiply-adds a number and rate are nothing. The peers:
-the pure-torch chunked version of the same operator, compiled (forward only: its backward keeps the compiler
-busy for over a minute), and flash-linear-attention's chunk_hgrn once for each rate, which wants its decay and a x
-written out in memory and leaves a gradient for each rate to be summed (none of this is timed), and keeps its state in
-the input's dtype.
+The floor is memory: forward reads x and writes three traces, backward reads three gradients and writes one. That is
+four tensors of 176 MB in bfloat16 either way. The peers: the chunked version of the same operator in plain torch,
+compiled (forward only: its backward takes the compiler over a minute), and flash-linear-attention's chunk_hgrn once for
+each rate. chunk_hgrn needs its decay and a x in memory and leaves a gradient for each rate to be summed, none of which
+is timed, and keeps its state in the input's dtype.
 
-    python benchmarks/traces_gpu.py --record results/benchmarks
+    python benchmarks/traces_gpu.py --record results
 """
 
 from __future__ import annotations
 
-import argparse
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from ematrace.bench import BenchmarkRecord, Row, Timing, copy_bandwidth, finish, ratio, time_cpu, time_gpu
+from ematrace.bench import Case, Comparison, ceiling_row, copy_bandwidth, finish, gpu_unless_quick, parser, time_cases
 from ematrace.traces import ema_traces
 
 NEEDS = "cuda"
@@ -34,20 +31,28 @@ TOLERANCE = 2**-8  # bfloat16 rounds by half of it
 
 @dataclass(frozen=True)
 class Contender:
-    """traces(*prepare(x)) is timed; one tensor with all traces, or a tensor for each rate."""
+    """traces(*prepare(x)) is timed: one tensor with all traces, or a tensor for each rate."""
 
     traces: Callable[..., Sequence[Tensor]]
     prepare: Callable[[Tensor], Sequence[Tensor]] = lambda x: (x,)
-    with_backward: bool = True
+    compiled: bool = False
+
+    @property
+    def with_backward(self) -> bool:
+        return not self.compiled
+
+    @property
+    def factors(self) -> dict[str, bool]:
+        return {"compiled": True} if self.compiled else {}
 
 
 def ours(device: torch.device) -> Callable[..., Sequence[Tensor]]:
-    rates = torch.tensor(ALPHAS, dtype=torch.float64, device=device)  # as numbers they would be filled in on each call
+    rates = torch.tensor(ALPHAS, dtype=torch.float64, device=device)  # numbers would be copied to the GPU at each call
     return lambda x: ema_traces(x, rates)[:1]
 
 
 def chunked(x: Tensor) -> Sequence[Tensor]:
-    return ema_traces(x, ALPHAS, backend="chunked")[:1]  # as numbers they are constants to the compiler
+    return ema_traces(x, ALPHAS, backend="chunked")[:1]  # numbers are constants to the compiler
 
 
 def from_fla(shape: tuple[int, int, int], device: torch.device) -> Contender | None:
@@ -65,7 +70,7 @@ def from_fla(shape: tuple[int, int, int], device: torch.device) -> Contender | N
 
 
 def gradients(outputs: Sequence[Tensor], grad: Tensor) -> list[Tensor]:
-    """grad [A,B,T,D] as the outputs want it, in memory as it is or a contiguous one for each rate."""
+    """grad [A,B,T,D] as it is for one output, or a contiguous part for each rate."""
     return [grad] if len(outputs) == 1 else [g.contiguous() for g in grad]
 
 
@@ -74,7 +79,7 @@ def check(name: str, contender: Contender, x: Tensor, grad: Tensor) -> str:
     exact_x = x[:2].double().requires_grad_()
     exact = ema_traces(exact_x, ALPHAS, backend="reference")[0]
     (exact_grad,) = torch.autograd.grad(exact, exact_x, grad[:, :2].double())
-    low = x.detach().requires_grad_(contender.with_backward)  # without, the compiler leaves the backward alone
+    low = x.detach().requires_grad_(contender.with_backward)  # without it, no backward is compiled
     outputs = contender.traces(*contender.prepare(low))
     traces = outputs[0] if len(outputs) == 1 else torch.stack(list(outputs))
     line = f"{name}: traces off by {(error := distance(traces[:, :2], exact)):.1e} of their norm"
@@ -92,75 +97,59 @@ def distance(a: Tensor, b: Tensor) -> float:
     return float((a.detach().double() - b.detach()).norm() / b.detach().norm())
 
 
-def work_of(contenders: Mapping[str, Contender], x: Tensor, grad: Tensor) -> dict[str, Callable[[], object]]:
+def cases_of(contenders: Mapping[str, Contender], x: Tensor, grad: Tensor) -> list[Case]:
     """Forward, and backward alone on the graph of one forward pass."""
-    work: dict[str, Callable[[], object]] = {}
+    moved = 4 * x.numel() * x.element_size()
+    cases = []
     for name, contender in contenders.items():
         inputs = [tensor.detach() for tensor in contender.prepare(x)]
-        work[f"{name} forward"] = partial(contender.traces, *inputs)
+        work: dict[str, Callable[[], object]] = {"forward": partial(contender.traces, *inputs)}
         if contender.with_backward:
             leaves = [tensor.detach().requires_grad_() for tensor in inputs]
             outputs = contender.traces(*leaves)
-            work[f"{name} backward"] = partial(
+            work["backward"] = partial(
                 torch.autograd.grad, outputs, leaves, gradients(outputs, grad), retain_graph=True
             )
-    return work
+        for way, call in work.items():
+            cases.append(Case({"contender": name, **contender.factors, "pass": way}, call, bytes=moved))
+    return cases
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="toy size, also on a CPU, to see that it runs")
-    parser.add_argument("--record", type=Path, help="folder for the record")
-    arguments = parser.parse_args()
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    if device.type == "cpu" and not arguments.quick:
-        raise SystemExit("traces_gpu: no GPU here; --quick runs the checks on a CPU")
+    arguments = parser(__doc__, quick="a toy size, also on a CPU").parse_args()
+    device = gpu_unless_quick(arguments.quick)
+    on_gpu = device.type == "cuda"
     shape = QUICK_SHAPE if arguments.quick else SHAPE
     draw = torch.Generator(device).manual_seed(0)
     x = torch.randn(shape, generator=draw, device=device, dtype=torch.bfloat16)
-    # In memory the gradients lie as a matrix product with the concatenated traces leaves them.
+    # In memory the gradients lie as a matmul with the concatenated traces leaves them.
     B, T, D = shape
     grad = torch.randn((B, T, 3, D), generator=draw, device=device, dtype=torch.bfloat16).permute(2, 0, 1, 3)
 
-    contenders = {"ematrace": Contender(ours(device)), "chunked": Contender(chunked)}
-    if device.type == "cuda":
-        contenders["chunked, compiled"] = Contender(
-            torch.compile(contenders.pop("chunked").traces), with_backward=False
-        )
-        fla = from_fla(shape, device)
-        if fla is not None:
-            contenders["fla chunk_hgrn x3"] = fla
+    contenders = {"ematrace": Contender(ours(device))}
+    contenders["chunked"] = Contender(torch.compile(chunked), compiled=True) if on_gpu else Contender(chunked)
+    fla = from_fla(shape, device) if on_gpu else None
+    if fla is not None:
+        contenders["fla"] = fla
     checks = [check(name, contender, x, grad) for name, contender in contenders.items()]
-
-    work = work_of(contenders, x, grad)
-    moved = 4 * x.numel() * x.element_size()
-    if device.type == "cuda":
-        timings = time_gpu(work, REPETITIONS)
-        ceilings = {"copy_bytes_per_second": copy_bandwidth(device)}
-    else:
-        timings, ceilings = time_cpu(work, QUICK_REPETITIONS), {}
+    cells = time_cases(cases_of(contenders, x, grad), REPETITIONS if on_gpu else QUICK_REPETITIONS, device)
+    if on_gpu:
+        cells.append(ceiling_row("copy", copy_bandwidth(device)))
     finish(
-        BenchmarkRecord(
-            benchmark="traces_gpu",
-            title="Three EMA traces on one GPU",
-            rows=tuple(Row(name, timing, bytes=moved) for name, timing in timings.items()),
-            ratios=ratios(timings),
-            ceilings=ceilings,
-            checks=tuple(checks),
-            settings={"shape": list(shape), "alphas": list(ALPHAS), "dtype": "bfloat16"},
-            figures={},
-        ),
-        arguments.record,
+        "traces_gpu",
+        "Three EMA traces on one GPU",
+        cells,
+        scale="gpu" if on_gpu else "cpu",
+        checks=checks,
+        comparisons=[
+            Comparison({"contender": name, **contender.factors}, {"contender": "ematrace"})
+            for name, contender in contenders.items()
+            if name != "ematrace"
+        ],
+        settings={"shape": shape, "alphas": ALPHAS, "dtype": "bfloat16"},
+        quick=arguments.quick,
+        to=arguments.record,
     )
-
-
-def ratios(timings: dict[str, Timing]) -> dict[str, tuple[float, float, float]]:
-    return {
-        f"{name} / ematrace {way}": ratio(timings[f"{name} {way}"], timings[f"ematrace {way}"])
-        for way in ("forward", "backward")
-        for name in dict.fromkeys(row.rsplit(" ", 1)[0] for row in timings)
-        if name != "ematrace" and f"{name} {way}" in timings
-    }
 
 
 if __name__ == "__main__":

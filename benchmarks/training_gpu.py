@@ -1,27 +1,27 @@
 """Whole training steps of SPEN-130M on one GPU against transformers of its size: the paper's batch, bfloat16, compiled.
 
 A step is 224 sequences of 2048 tokens in micro-batches of 56, forward and backward, clipping and AdamW; tokens are
-drawn at random, since their values do not matter to time. Operations are 6 for each weight in a matrix product and
-token, plus attention's own for the transformers; the ceiling is a product of 8192 x 8192 matrices. The peers, both with
-this project's cross-entropy, which never holds all logits: transformers' GPT-2 (flash attention through torch), and a
-plain transformer of the same size without biases and position embeddings, which is what the compiler likes best.
+random, since their values do not matter to time. The floor is the operations of `ematrace.models.flops` against the
+rate of an 8192 x 8192 matmul. The peers, both with this project's cross-entropy, which never holds all logits:
+transformers' GPT-2 (flash attention through torch), and a plain transformer of the same size without biases and
+position embeddings, which compiles best.
 
-    python benchmarks/training_gpu.py --record results/benchmarks
+    python benchmarks/training_gpu.py --record results
 """
 
 from __future__ import annotations
 
-import argparse
-from collections.abc import Callable, Iterable, Mapping
-from pathlib import Path
+from collections.abc import Iterable, Mapping
 from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ematrace.bench import BenchmarkRecord, Row, finish, matmul_rate, ratio, time_cpu, time_gpu
+from ematrace.bench import Case, Comparison, ceiling_row, finish, gpu_unless_quick, matmul_rate, parser, time_cases
+from ematrace.models.flops import flops_per_token
 from ematrace.ops import linear_cross_entropy
+from ematrace.results import Metric
 from ematrace.spen import SpenConfig, SpenForCausalLM
 from ematrace.train.loss import LanguageModelLoss
 from ematrace.train.models import build_model
@@ -30,7 +30,10 @@ from ematrace.train.optimiser import parameter_groups
 NEEDS = "cuda"
 SIZES: dict[str, Any] = {"vocabulary": 50257, "d": 768, "blocks": 12, "heads": 12}
 SEQUENCES, MICRO, LENGTH = 224, 56, 2048
-REPETITIONS = 6
+QUICK_SIZES: dict[str, Any] = {"vocabulary": 61, "d": 16, "blocks": 2, "heads": 2}
+QUICK_SEQUENCES, QUICK_MICRO, QUICK_LENGTH = 4, 2, 12
+REPETITIONS, QUICK_REPETITIONS = 6, 2
+CONTENDERS = ("spen", "gpt2", "transformer")
 
 
 class PlainTransformer(nn.Module):
@@ -72,9 +75,15 @@ class PlainTransformer(nn.Module):
         loss = linear_cross_entropy(self.norm(x), self.embedding.weight, ids[:, 1:])
         return loss, loss
 
+    def flops(self, seq_len: int) -> float:
+        """As `ematrace.models.flops` counts: matmuls with weights and the head, Q K^T and its matmul with V."""
+        d, blocks = self.embedding.embedding_dim, len(self.blocks)
+        weights = self.embedding.weight.numel() + 12 * blocks * d * d
+        return 2.0 * weights + 4.0 * blocks * seq_len * d
+
 
 class Step:
-    """A whole optimiser step of a model, on tokens that stay on the device."""
+    """A whole optimizer step, on tokens that stay on the device."""
 
     def __init__(self, loss: nn.Module, ids: Tensor, micro: int) -> None:
         self.loss: Any = torch.compile(loss) if ids.is_cuda else loss
@@ -98,79 +107,69 @@ class Step:
 
 def build(name: str, sizes: dict[str, Any], length: int) -> nn.Module:
     torch.manual_seed(0)
-    if name == "SPEN":
+    if name == "spen":
         d, k = sizes["d"], round(0.06 * 4 * sizes["d"])
         config = SpenConfig(
             vocab_size=sizes["vocabulary"], d_model=d, d_ff=4 * d, n_layers=sizes["blocks"], k=k, n_heads=sizes["heads"]
         )
         return LanguageModelLoss(SpenForCausalLM(config))
-    if name == "GPT-2 of transformers":
+    if name == "gpt2":
         changes = [f"n_embd={sizes['d']}", f"n_layer={sizes['blocks']}", f"n_head={sizes['heads']}"]
         return LanguageModelLoss(build_model("gpt2-130m", sizes["vocabulary"], None, changes, length=length))
     return PlainTransformer(**sizes)
 
 
-def operations_per_token(model: nn.Module, sizes: dict[str, Any], length: int, attention: bool) -> float:
-    """6 for each parameter of a matrix product (the tied head once); causal attention 6 length d a block."""
-    positions = sum(p.numel() for name, p in model.named_parameters() if name.endswith("wpe.weight"))
-    matrices = sum(p.numel() for p in model.parameters() if p.ndim == 2) - positions
-    return 6.0 * matrices + (6.0 * sizes["blocks"] * length * sizes["d"] if attention else 0.0)
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="toy size, also on a CPU, to see that it runs")
-    parser.add_argument("--record", type=Path, help="folder for the record")
-    arguments = parser.parse_args()
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    if device.type == "cpu" and not arguments.quick:
-        raise SystemExit("training_gpu: no GPU here; --quick runs toy models on a CPU")
-    sizes, (sequences, micro, length) = SIZES, (SEQUENCES, MICRO, LENGTH)
-    if arguments.quick:
-        sizes, (sequences, micro, length) = {"vocabulary": 61, "d": 16, "blocks": 2, "heads": 2}, (4, 2, 12)
-    draw = torch.Generator().manual_seed(0)
-    ids = torch.randint(sizes["vocabulary"], (sequences, length + 1), generator=draw).to(device)
-
-    work: dict[str, Callable[[], object]] = {}
-    operations, memory, checks = {}, {}, []
-    for name in ("SPEN", "GPT-2 of transformers", "plain transformer"):
-        loss = build(name, sizes, length).to(device).train()
-        operations[name] = operations_per_token(loss, sizes, length, attention=name != "SPEN")
-        step = Step(loss, ids, micro)
-        if device.type == "cuda":
-            held = torch.cuda.memory_allocated()
-            torch.cuda.reset_peak_memory_stats()
-        checks.append(check_descent(name, step))
-        print(checks[-1], flush=True)
-        if device.type == "cuda":
-            memory[f"{name}: GiB beside its own weights"] = (torch.cuda.max_memory_allocated() - held) / 2**30
-        work[name] = step
-    timings = time_gpu(work, REPETITIONS, warmup=1) if device.type == "cuda" else time_cpu(work, 2)
-    finish(
-        BenchmarkRecord(
-            benchmark="training_gpu",
-            title="Whole training steps at 130M parameters on one GPU",
-            rows=tuple(
-                Row(name, timing, operations=operations[name] * ids[:, 1:].numel(), tokens=ids[:, 1:].numel())
-                for name, timing in timings.items()
-            ),
-            ratios={f"{name} / SPEN": ratio(timings[name], timings["SPEN"]) for name in timings if name != "SPEN"},
-            ceilings={} if device.type == "cpu" else {"matmul_flops_per_second": matmul_rate(device, torch.bfloat16)},
-            checks=tuple(checks),
-            settings={**sizes, "sequences": sequences, "micro_batch": micro, "length": length, "dtype": "bfloat16"},
-            figures=memory,
-        ),
-        arguments.record,
-    )
+def prepared(name: str, loss: nn.Module, ids: Tensor, micro: int) -> tuple[Case, str]:
+    """A contender whose first steps, in which it is compiled, have brought its loss down."""
+    step = Step(loss, ids, micro)
+    tokens = ids[:, 1:].numel()
+    others = {}
+    if ids.is_cuda:
+        held = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+    line = check_descent(name, step)
+    print(line, flush=True)
+    if ids.is_cuda:
+        used = (torch.cuda.max_memory_allocated() - held) / 2**30
+        others["memory_beyond_weights"] = Metric(used, "GiB", better="low")
+    operations = tokens * flops_per_token(loss, ids.shape[1] - 1)
+    return Case({"contender": name}, step, operations=operations, tokens=tokens, others=others), line
 
 
 def check_descent(name: str, step: Step) -> str:
-    """Three steps on the same tokens must bring the loss down, from where a model that knows nothing stands."""
+    """Three steps on the same tokens must lower the loss of a model that knows nothing."""
     losses = [float(step()) for _ in range(3)]
     line = f"{name}: loss on the same tokens from {losses[0]:.3f} to {losses[-1]:.3f} in {len(losses)} steps"
     if not losses[-1] < losses[0]:
         raise SystemExit(f"{line}: it does not fall")
     return line
+
+
+def main() -> None:
+    arguments = parser(__doc__, quick="toy models, also on a CPU").parse_args()
+    device = gpu_unless_quick(arguments.quick)
+    on_gpu = device.type == "cuda"
+    sizes, sequences, micro, length = SIZES, SEQUENCES, MICRO, LENGTH
+    if arguments.quick:
+        sizes, sequences, micro, length = QUICK_SIZES, QUICK_SEQUENCES, QUICK_MICRO, QUICK_LENGTH
+    draw = torch.Generator().manual_seed(0)
+    ids = torch.randint(sizes["vocabulary"], (sequences, length + 1), generator=draw).to(device)
+    made = [prepared(name, build(name, sizes, length).to(device).train(), ids, micro) for name in CONTENDERS]
+    cases, checks = zip(*made, strict=True)
+    cells = time_cases(cases, REPETITIONS if on_gpu else QUICK_REPETITIONS, device, warmup=1)
+    if on_gpu:
+        cells.append(ceiling_row("matmul", matmul_rate(device, torch.bfloat16)))
+    finish(
+        "training_gpu",
+        "Whole training steps at 130M parameters on one GPU",
+        cells,
+        scale="gpu" if on_gpu else "cpu",
+        checks=checks,
+        comparisons=[Comparison({"contender": name}, {"contender": "spen"}) for name in CONTENDERS if name != "spen"],
+        settings={**sizes, "sequences": sequences, "micro_batch": micro, "length": length, "dtype": "bfloat16"},
+        quick=arguments.quick,
+        to=arguments.record,
+    )
 
 
 if __name__ == "__main__":

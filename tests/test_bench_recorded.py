@@ -53,6 +53,18 @@ def test_figures_of_version_0_1(benchmark: str, runs: dict[str, Run]) -> None:
         assert {**run.figures, **medians}[name] == pytest.approx(value, rel=1e-12)
 
 
+def test_operations_are_counted_as_everywhere(table: Table) -> None:
+    """Six for each weight of a matmul and token; attention 12 T d a block, the masked half included."""
+    d, blocks, length, vocabulary = 768, 12, 2048, 50257
+    inside = {"spen": 13 * d * d, "gpt2": 12 * d * d + 2 * length * d, "transformer": 12 * d * d + 2 * length * d}
+    for contender, each in inside.items():
+        where = f"{{contender={contender}}}"
+        operations, tokens = (table.select(f"training_gpu/{metric}{where}") for metric in ("operations", "tokens"))
+        assert operations is not None
+        assert tokens is not None
+        assert operations.sample.mean / tokens.sample.mean == 6 * (blocks * each + vocabulary * d)
+
+
 def test_every_recorded_run_can_be_shown(runs: dict[str, Run]) -> None:
     assert set(runs) >= set(OLD)
     for run in runs.values():

@@ -1,4 +1,4 @@
-"""The CPU benchmarks at toy size: they run, check before they time, and leave a record with the rows they promise."""
+"""The CPU benchmarks at toy size: they run, check before they time, and leave the cells they promise."""
 
 from __future__ import annotations
 
@@ -10,8 +10,12 @@ from typing import Any
 
 import pytest
 import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
 
-from ematrace.bench import BenchmarkRecord, read_record
+from ematrace.bench import Run
+from ematrace.models.flops import flops_per_token
+from ematrace.results import read_file
 
 pytest.importorskip("numba")
 
@@ -35,25 +39,40 @@ def load(name: str) -> Any:
     return module
 
 
-def run(module: Any, folder: Path, monkeypatch: pytest.MonkeyPatch) -> BenchmarkRecord:
+def run(module: Any, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     name = module.__name__.removeprefix("benchmark_")
     monkeypatch.setattr(sys, "argv", [f"{name}.py", "--quick", "--record", str(folder)])
     module.main()
-    return read_record(folder / f"{name}.json").record
+    path = folder / "quick" / name / "seed-0_cpu.json"
+    return Run.of_file(read_file(path), path)
 
 
 def test_streaming(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    record = run(load("streaming_cpu"), tmp_path, monkeypatch)
-    contenders = {row.name.partition(" context=")[0] for row in record.rows}
-    assert {"SPEN float32", "SPEN bfloat16", "GPT-2 default cache", "GPT-2 static cache"} <= contenders
-    assert len(record.rows) == 2 * len(contenders)
-    assert "SPEN bfloat16 against GPT-2 static cache at 32" in record.ratios
-    by_name = {row.name: row for row in record.rows}
-    half, whole = by_name["SPEN bfloat16 context=8"], by_name["SPEN float32 context=8"]
+    found = run(load("streaming_cpu"), tmp_path, monkeypatch)
+    cells = {cell.label: cell for cell in found.timed}
+    assert set(cells) == {
+        f"{contender} context={context}"
+        for contender in (
+            "spen decoder=compiled dtype=float32",
+            "spen decoder=compiled dtype=bfloat16",
+            "spen decoder=eager dtype=float32",
+            "gpt2 cache=dynamic dtype=float32",
+            "gpt2 cache=static dtype=float32",
+        )
+        for context in (8, 32)
+    }
+    half, whole = (cells[f"spen decoder=compiled dtype={dtype} context=8"] for dtype in ("bfloat16", "float32"))
     assert half.bytes < 0.51 * whole.bytes
     assert half.operations == whole.operations
-    assert record.figures["SPEN state, MB at context 8"] == record.figures["SPEN state, MB at context 32"]
-    assert by_name["GPT-2 static cache context=32"].bytes > by_name["GPT-2 static cache context=8"].bytes
+    state = {
+        context: found.figures[f"state bytes: spen decoder=eager dtype=float32 context={context}"]
+        for context in (8, 32)
+    }
+    assert state[8] == state[32]
+    static = "gpt2 cache=static dtype=float32 context={}"
+    assert cells[static.format(32)].bytes > cells[static.format(8)].bytes
+    # two dtypes, two caches, two contexts; and what the longer context costs with either dtype
+    assert len(found.ratios) == 2 * 2 * 2 + 2
 
 
 def test_streaming_refuses_a_decoder_that_is_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -71,10 +90,15 @@ def test_streaming_refuses_a_decoder_that_is_wrong(tmp_path: Path, monkeypatch: 
 
 
 def test_traces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    record = run(load("traces_cpu"), tmp_path, monkeypatch)
-    assert len(record.rows) == 2 * 2 * 4
-    assert "ematrace forward and backward T=200 against cumsum in blocks" in record.ratios
-    assert len(record.checks) == 8
+    found = run(load("traces_cpu"), tmp_path, monkeypatch)
+    assert len(found.timed) == 2 * 2 * 4
+    assert "cumsum / ematrace, forward+backward tokens=200" in found.ratios
+    assert len(found.about.checks) == 8
+    forward, both = (
+        next(c for c in found.timed if c.factors == {"contender": "loop", "pass": way, "tokens": 50})
+        for way in ("forward", "forward+backward")
+    )
+    assert (forward.bytes, both.bytes) == (16 * 4 * 50 * 256, 32 * 4 * 50 * 256)
 
 
 def test_a_scan_in_one_piece_would_overflow() -> None:
@@ -88,16 +112,43 @@ def test_a_scan_in_one_piece_would_overflow() -> None:
 
 
 def test_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    record = run(load("training_cpu"), tmp_path, monkeypatch)
-    assert {row.name for row in record.rows} >= {"spen-tiny T=32", "gpt2-tiny T=64"}
-    assert len({row.tokens for row in record.rows}) == 1  # the same number for all
-    assert "spen-tiny against gpt2-tiny at 32" in record.ratios
+    found = run(load("training_cpu"), tmp_path, monkeypatch)
+    assert {cell.label for cell in found.timed} == {
+        f"{who} tokens={n}" for who in ("spen ffn=topk", "spen ffn=dense", "gpt2") for n in (32, 64)
+    }
+    assert {cell.tokens for cell in found.timed} == {16 * 32}  # the same number for all
+    assert "gpt2 / spen ffn=topk, tokens=32" in found.ratios
 
 
 def test_length(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    record = run(load("length_cpu"), tmp_path, monkeypatch)
-    names = {row.name for row in record.rows}
-    assert {"spen-7m T=64", "spen-7m T=256", "gpt2-7m T=64", "spen-tiny in parallel T=32"} <= names
-    assert "gpt2-7m T=256" not in names
-    assert record.figures["state of spen-7m, bytes at T=64"] == record.figures["state of spen-7m, bytes at T=256"]
-    assert "spen-tiny in parallel against spen-tiny token by token, bfloat16 at T=32" in record.ratios
+    found = run(load("length_cpu"), tmp_path, monkeypatch)
+    names = {cell.label for cell in found.timed}
+    read = "size=7m read=parallel dtype=float32"
+    assert {f"spen {read} tokens=64", f"spen {read} tokens=256", f"gpt2 {read} tokens=64"} <= names
+    assert f"gpt2 {read} tokens=256" not in names
+    assert len({found.figures[f"state bytes: spen {read} tokens={n}"] for n in (64, 256)}) == 1
+    assert "read=streamed dtype=bfloat16 / read=parallel dtype=float32, spen size=tiny tokens=32" in found.ratios
+    assert f"tokens=256 / tokens=64, spen {read}, per token" in found.ratios
+
+
+@pytest.mark.parametrize("at_once", [1, 4])
+def test_operations_of_reading_in_pieces(at_once: int) -> None:
+    """Against torch's counter, which sees the head's matmul once for each piece."""
+    module = load("length_cpu")
+    model = module.build_model("gpt2-tiny", 100, length=6).eval()
+    ids = torch.zeros(1, 6, dtype=torch.int64)
+    with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:  # torch counts no fused one on a CPU
+        module.gpt2_prefill(model, ids, at_once)
+    repeated = (-(-6 // at_once) - 1) * flops_per_token(model.lm_head, 1, backward=False)
+    assert counter.get_total_flops() == module.parallel_operations(model, 6, at_once) + repeated
+    if at_once == 1:
+        assert counter.get_total_flops() == module.streamed_operations(model, 6)
+
+
+def test_operations_of_the_plain_transformer(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = load("training_gpu")
+    model = module.PlainTransformer(vocabulary=60, d=16, blocks=2, heads=2)
+    monkeypatch.setattr(module, "linear_cross_entropy", lambda x, head, targets: (x @ head.T).sum())
+    with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
+        model(torch.zeros(3, 13, dtype=torch.int64))
+    assert counter.get_total_flops() == 3 * 12 * flops_per_token(model, 12, backward=False)
