@@ -64,8 +64,10 @@ def retention(lag: int) -> float:
 
 def variants(model: SpenForCausalLM) -> Mapping[tuple[str, str], SpenForCausalLM]:
     """By precision and feed-forward layer."""
-    dense = deepcopy(model)
-    dense.config.ffn = "dense"
+    config = deepcopy(model.config)
+    config.ffn = "dense"
+    dense = SpenForCausalLM(config)
+    dense.load_state_dict(model.state_dict())
     return {("float64", "topk"): deepcopy(model).double(), ("float32", "dense"): dense, ("float32", "topk"): model}
 
 
