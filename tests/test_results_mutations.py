@@ -108,6 +108,14 @@ def insert_setting(rng: random.Random, data: bytes) -> bytes:
     return json.dumps(record).encode()
 
 
+def swap_setting(rng: random.Random, data: bytes) -> bytes:
+    """The schema knows no types of settings, so whoever shows them must not either."""
+    record = json.loads(data)
+    container, key = rng.choice(list(nodes(record["settings"])))
+    container[key] = rng.choice([*OTHERS, *HOSTILE])
+    return json.dumps(record).encode()
+
+
 def rename_key(rng: random.Random, data: bytes) -> bytes:
     record = json.loads(data)
     container, key = pick(rng, record)
@@ -145,7 +153,8 @@ def move_cells(rng: random.Random, data: bytes) -> bytes:
 
 
 KINDS: tuple[Mutation, ...] = (
-    *(flip_bits, cut, repeat, swap_type, insert_text, insert_setting, rename_key, give_twice, nest, move_cells),
+    *(flip_bits, cut, repeat, swap_type, insert_text, insert_setting, swap_setting),
+    *(rename_key, give_twice, nest, move_cells),
 )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cache
 
 from ematrace.intervals import seed_interval, wilson_interval
 
@@ -68,4 +69,10 @@ class Sample:
         """The Wilson interval that one run with the mean accuracy would have."""
         if not self.known or not self.n or self.unit != "accuracy":
             return None
-        return wilson_interval(round(self.mean * self.n), self.n, CONFIDENCE)
+        return _wilson(round(self.mean * self.n), self.n)
+
+
+@cache
+def _wilson(k: int, n: int) -> Interval:
+    """Once for each share: scipy computes a p-value with it, which takes milliseconds."""
+    return wilson_interval(k, n, CONFIDENCE)
