@@ -46,7 +46,7 @@ def test_bars_are_as_long_as_the_cross_entropy() -> None:
     assert bars == [16, 8]
 
 
-def told(nats: list[float]) -> Surprise:
+def surprise_of(nats: list[float]) -> Surprise:
     return Surprise(torch.tensor([nats]), None, torch.zeros(1, 1))
 
 
@@ -56,7 +56,7 @@ def test_a_character_of_several_tokens_is_shown_whole() -> None:
     printer = StreamPrinter(console, "text", tokenizer)
     ids = tokenizer("naïve 日本語 🙂 end").input_ids
     for token in ids:  # each arrives by itself
-        printer.show([token], told([1.0]))
+        printer.show([token], surprise_of([1.0]))
     assert console.file.getvalue() == "naïve 日本語 🙂 end"  # type: ignore[attr-defined]
     assert printer.tokens == len(ids)
 
@@ -66,6 +66,6 @@ def test_bytes_that_never_make_a_character_are_shown_as_such() -> None:
     console = Console(file=io.StringIO(), width=80)
     printer = StreamPrinter(console, "text", tokenizer)
     broken = [*tokenizer("日").input_ids[:2], *tokenizer("abc").input_ids]
-    printer.show(broken, told([math.nan] * len(broken)))
+    printer.show(broken, surprise_of([math.nan] * len(broken)))
     shown = console.file.getvalue()  # type: ignore[attr-defined]
     assert shown.strip("\ufffd") == "abc"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ematrace.report.data import ReportData
@@ -58,43 +58,44 @@ def tables_of(
     look: Lookup,
     hidden: Collection[str],
     count: str = "seeds",
+    shared: Factors | None = None,
 ) -> list[DataTable]:
-    """A table for each set of factors; cells of different ones have little to say side by side."""
-    by_names: dict[tuple[str, ...], list[str]] = {}
+    """A table for each set of factors; cells of different ones have little to say side by side.
+
+    `shared` are factors that all cells have, which need no column.
+    """
+    by_names: dict[frozenset[str], list[str]] = {}
     for key, cells in points.items():
-        names = tuple(name for name in cells[0].cell.factors if name not in hidden)
-        by_names.setdefault(names, []).append(key)
+        by_names.setdefault(frozenset(cells[0].cell.factors) - set(hidden), []).append(key)
     tables = []
-    for names, keys in by_names.items():
+    for varied_names, keys in by_names.items():
+        names = [name for name in points[keys[0]][0].cell.factors if name in varied_names]
         metrics = list(dict.fromkeys(m for key in keys for stored in points[key] for m in stored.cell.metrics))
-        rows = [(points[key][0].cell.factors, {metric: look(key, metric) for metric in metrics}) for key in keys]
+        body = []
+        entries = [{metric: look(key, metric) for metric in metrics} for key in keys]
+        papers = [any(row[metric].paper is not None for row in entries) for metric in metrics]
+        for key, row in zip(keys, entries, strict=True):
+            varied = {name: points[key][0].cell.factors[name] for name in names}
+            selectors = [Selector(experiment, metric, {**(shared or {}), **varied}) for metric in metrics]
+            body.append(_row(list(varied.values()), selectors, row, papers))
         label = f"{experiment} by {', '.join(names)}" if names else experiment
-        tables.append(_table(label, experiment, names, metrics, rows, count))
+        dense = " dense" if len(metrics) + sum(papers) > MAX_COLUMNS else ""
+        head = paired_head([Header(metric) for metric in metrics], papers, names, count)
+        tables.append(DataTable(label, head, body, f"figures{dense}"))
     return tables
 
 
-def _table(
-    label: str,
-    experiment: str,
-    names: Sequence[str],
-    metrics: Sequence[str],
-    rows: Sequence[tuple[Factors, dict[str, Entry]]],
-    count: str,
-) -> DataTable:
-    papers = [any(entries[metric].paper is not None for _, entries in rows) for metric in metrics]
-    body = []
-    for factors, entries in rows:
-        cells = [TableCell(factor_text(factors[name]), "line", "" if i else "row") for i, name in enumerate(names)]
-        for metric, has_paper in zip(metrics, papers, strict=True):
-            entry = entries[metric]
-            if has_paper:
-                cells.append(paper_cell(entry.paper))
-            cells.append(ours_cell(Selector(experiment, metric, factors), entry.sample, entry.own))
-        counts = dict.fromkeys(seed_count(e.sample) for e in entries.values() if e.sample is not None)
-        body.append(TableRow([*cells, TableCell(", ".join(counts), "num quiet")]))
-    dense = " dense" if len(metrics) + sum(papers) > MAX_COLUMNS else ""
-    head = paired_head([Header(metric) for metric in metrics], papers, names, count)
-    return DataTable(label, head, body, f"figures{dense}")
+def _row(
+    values: Sequence[Factor], selectors: Sequence[Selector], entries: Mapping[str, Entry], papers: Sequence[bool]
+) -> TableRow:
+    cells = [TableCell(factor_text(value), "line", "" if i else "row") for i, value in enumerate(values)]
+    for selector, has_paper in zip(selectors, papers, strict=True):
+        entry = entries[selector.metric]
+        if has_paper:
+            cells.append(paper_cell(entry.paper))
+        cells.append(ours_cell(selector, entry.sample, entry.own))
+    counts = dict.fromkeys(seed_count(entry.sample) for entry in entries.values() if entry.sample is not None)
+    return TableRow([*cells, TableCell(", ".join(counts), "num quiet")])
 
 
 def factor_text(value: Factor) -> str:

@@ -131,7 +131,6 @@ def dot_plot(
     x_range: tuple[float, float] | None = (-0.01, 1.01),
     log: bool = False,
     groups: Sequence[int] | None = None,
-    caption: str = "",
 ) -> Plot:
     """Rows of marks with intervals, the paper's hollow; a gap between rows of different `groups`."""
     places: list[float] = []
@@ -140,38 +139,10 @@ def dot_plot(
         places.append(places[-1] + 1 + gap if i else 0.0)
     shown = [s for s in series if any(f is not None and f.known for f in s.samples)]
     step = 0.0 if len(shown) < 2 else min(0.24, 0.66 / (len(shown) - 1))
-    data: list[Any] = []
-    hollow: list[Any] = []
-    for i, s in enumerate(shown):
-        offset = (i - (len(shown) - 1) / 2) * step
-        known = [(j, f) for j, f in enumerate(s.samples) if f is not None and f.known]
-        data.append(
-            scatter(
-                name=escape(s.name),
-                mode="markers",
-                x=[f.mean for _, f in known],
-                y=[places[j] + offset for j, _ in known],
-                error_x=_error([f for _, f in known], s.colour),
-                marker={"color": s.colour, "symbol": s.symbol, "size": 9, "line": {"color": s.colour, "width": 1}},
-                cliponaxis=False,
-                customdata=[f"{escape(f'{labels[j]}, {s.name}')}: {_hover(f)}" for j, f in known],
-                hovertemplate="%{customdata}<extra></extra>",
-            )
-        )
-        papers = [(j, p) for j, p in enumerate(s.papers) if p is not None]
-        if papers:
-            hollow.append(
-                scatter(
-                    name=escape(f"{s.name}, paper"),
-                    mode="markers",
-                    showlegend=False,
-                    x=[p for _, p in papers],
-                    y=[places[j] + offset for j, _ in papers],
-                    marker={"color": s.colour, "symbol": f"{s.symbol}-open", "size": 13, "line": {"width": 1.5}},
-                    customdata=[f"{escape(f'{labels[j]}, {s.name}')}: paper <b>{number(p)}</b>" for j, p in papers],
-                    hovertemplate="%{customdata}<extra></extra>",
-                )
-            )
+    offsets = [(i - (len(shown) - 1) / 2) * step for i in range(len(shown))]
+    rows = [[(label, place + offset) for label, place in zip(labels, places, strict=True)] for offset in offsets]
+    data = [_our_marks(s, at) for s, at in zip(shown, rows, strict=True)]
+    hollow = [_paper_marks(s, at) for s, at in zip(shown, rows, strict=True) if any(p is not None for p in s.papers)]
     if hollow:
         mark = {"color": GREY, "symbol": "circle-open", "size": 13, "line": {"width": 1.5}}
         data.append(scatter(name="paper (hollow)", mode="markers", x=[None], y=[None], marker=mark))
@@ -189,7 +160,38 @@ def dot_plot(
         xaxis=x_axis,
         yaxis=rows_axis(places, [escape(label) for label in labels]),
     )
-    return Plot(id, figure, alt, caption=caption)
+    return Plot(id, figure, alt)
+
+
+def _our_marks(series: Series, rows: Sequence[tuple[str, float]]) -> dict[str, Any]:
+    """`rows` are the label and the place of each."""
+    known = [(row, f) for row, f in zip(rows, series.samples, strict=True) if f is not None and f.known]
+    edge = {"color": series.colour, "width": 1}
+    return scatter(
+        name=escape(series.name),
+        mode="markers",
+        x=[f.mean for _, f in known],
+        y=[place for (_, place), _ in known],
+        error_x=_error([f for _, f in known], series.colour),
+        marker={"color": series.colour, "symbol": series.symbol, "size": 9, "line": edge},
+        cliponaxis=False,
+        customdata=[f"{escape(f'{label}, {series.name}')}: {_hover(f)}" for (label, _), f in known],
+        hovertemplate="%{customdata}<extra></extra>",
+    )
+
+
+def _paper_marks(series: Series, rows: Sequence[tuple[str, float]]) -> dict[str, Any]:
+    known = [(row, p) for row, p in zip(rows, series.papers, strict=True) if p is not None]
+    return scatter(
+        name=escape(f"{series.name}, paper"),
+        mode="markers",
+        showlegend=False,
+        x=[p for _, p in known],
+        y=[place for (_, place), _ in known],
+        marker={"color": series.colour, "symbol": f"{series.symbol}-open", "size": 13, "line": {"width": 1.5}},
+        customdata=[f"{escape(f'{label}, {series.name}')}: paper <b>{number(p)}</b>" for (label, _), p in known],
+        hovertemplate="%{customdata}<extra></extra>",
+    )
 
 
 @dataclass(frozen=True)

@@ -167,7 +167,7 @@ def _metrics_over_draws(data: ReportData, cells: Mapping[str, list[StoredCell]])
             values = tuple(math.nan if m.value is None else m.value for m in metrics)
             return Entry(None, Sample(values, min(counts) if counts else None, metrics[0].unit) if metrics else None)
 
-        tables = tables_of(experiment, points, look, hidden, count="draws")
+        tables = tables_of(experiment, points, look, hidden, "draws", data.claims.robustness)
         folds.append(Fold(experiment, tables))
     return folds
 

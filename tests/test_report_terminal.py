@@ -1,0 +1,175 @@
+"""The ledger in the terminal, and how numbers, names and paths are written there and on the page."""
+
+from __future__ import annotations
+
+import doctest
+import re
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+import ematrace.report.formatting
+import ematrace.report.parts
+import ematrace.report.provenance
+import ematrace.report.sections.robustness
+import ematrace.report.tables
+import ematrace.report.training
+import ematrace.report.verdicts
+from cells_support import make_provenance
+from ematrace.ledger import LedgerRow, PaperFigure, build_ledger, load_claims
+from ematrace.report import ledger_table, verdict_summary
+from ematrace.report.formatting import commit_of, fold_paths, hardware_of, interval, number, over_seeds, seed_count
+from ematrace.report.verdicts import ours_lines, short_names
+from ematrace.results import Sample, Selector, Table
+from report_support import fill
+
+MODULES = (
+    ematrace.report.formatting,
+    ematrace.report.parts,
+    ematrace.report.provenance,
+    ematrace.report.sections.robustness,
+    ematrace.report.tables,
+    ematrace.report.training,
+    ematrace.report.verdicts,
+)
+
+
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory: pytest.TempPathFactory) -> list[LedgerRow]:
+    return build_ledger(Table(fill(tmp_path_factory.mktemp("full")).load()))
+
+
+def printed(rows: list[LedgerRow], width: int) -> str:
+    console = Console(width=width, force_terminal=False, color_system=None)
+    with console.capture() as capture:
+        console.print(ledger_table(rows))
+    return capture.get()
+
+
+class TestLedger:
+    @pytest.mark.parametrize("width", [80, 100, 160])
+    def test_every_id_and_no_line_too_long(self, rows: list[LedgerRow], width: int) -> None:
+        text = printed(rows, width)
+        assert all(len(line) <= width for line in text.splitlines())
+        starts = [line.split()[0] for line in text.splitlines() if re.match(r"[CF]\d", line)]
+        assert starts == [row.id for row in rows]
+
+    @pytest.mark.parametrize("width", [100, 160])
+    def test_numbers_and_verdicts_are_whole(self, rows: list[LedgerRow], width: int) -> None:
+        text = printed(rows, width)
+        [row] = [row for row in rows if row.id == "C02"]
+        for _, mean, ends in ours_lines(row, load_claims()["C02"]):
+            assert re.search(rf"{re.escape(mean)}\s+{re.escape(ends)}", text)
+        assert row.robustness is not None
+        assert f"{row.robustness.all.holds}/{row.robustness.all.conditions}" in text
+        # Every word of the claim is there, none cut.
+        words = set(re.findall(r"[\w.,()-]+", text))
+        assert set(re.findall(r"[\w.,()-]+", row.claim)) <= words
+
+    def test_nothing_run(self) -> None:
+        rows = build_ledger(Table(()))
+        text = printed(rows, 100)
+        assert "waits for" in text
+        assert f"{len(rows)} open" in text
+
+    def test_summary_counts_every_row_once(self, rows: list[LedgerRow]) -> None:
+        text = verdict_summary(rows).plain
+        assert "\n" not in text
+        head, _, tail = text.partition(":")
+        assert int(head.split()[0]) == len(rows) == sum(int(n) for n in re.findall(r"\d+", tail))
+
+
+class TestNumbers:
+    @pytest.mark.parametrize(
+        ("x", "text"),
+        [
+            (0.9731, ".973"),
+            (0.9999, "1.000"),
+            (1.0, "1.000"),
+            (0.0, ".000"),
+            (-0.0121, "−.012"),
+            (-0.00001, "−1.0e-05"),
+            (5.214, "5.21"),
+            (71.26, "71.3"),
+            (20500.0, "20,500"),
+            (float("nan"), "–"),
+            (None, "–"),
+        ],
+    )
+    def test_numbers(self, x: float | None, text: str) -> None:
+        assert number(x) == text
+
+    def test_a_rounded_zero_has_no_sign(self) -> None:
+        assert number(-0.0001, 3, signed=True) == ".000"
+        assert number(0.0121, signed=True) == "+.012"
+
+    def test_intervals(self) -> None:
+        assert interval((0.9701, 0.9759)) == ".970–.976"
+        assert interval((-0.01, 0.02)) == "−.010 to .020"
+        assert interval((6.9e-15, 1.2e-14)) == "6.9e-15–1.2e-14"
+        assert interval(None) == "–"
+
+    def test_no_interval_over_seeds_where_nothing_varies(self) -> None:
+        assert over_seeds(Sample((0.5, 0.5))) is None
+        assert over_seeds(Sample((0.5,), 100, "accuracy")) is None
+        assert over_seeds(Sample((0.5, 0.6))) == Sample((0.5, 0.6)).interval
+        assert over_seeds(Sample((2.0,), repetitions=(1.9, 2.1))) is not None
+
+    def test_counts_of_seeds(self) -> None:
+        assert seed_count(Sample((1.0, 2.0))) == "2"
+        assert seed_count(Sample((1.0, float("nan")))) == "1 of 2"
+        assert seed_count(Sample((2.0,), repetitions=(1.9, 2.0, 2.1))) == "1 (3 repetitions)"
+
+
+class TestNames:
+    def test_names_of_a_claims_numbers_differ(self) -> None:
+        for claim in load_claims():
+            for operands in (claim.figure, claim.selectors):
+                names = short_names(operands)
+                assert len(set(names)) == len(names), claim.id
+
+    def test_differences_and_ratios(self) -> None:
+        def figure(metric: str, **other: Selector) -> PaperFigure:
+            return PaperFigure(Selector("a", metric, {"x": "y"}), 0.5, "accuracy", **other)
+
+        minus = Selector("a", "within", {"x": "z"})
+        assert short_names([figure("within", minus=minus), figure("deep", minus=minus)]) == ["ΔW", "ΔD"]
+        assert short_names([figure("within", over=minus)]) == ["ratio"]
+
+    def test_what_sets_numbers_apart(self) -> None:
+        here = [Selector("gap", "nats", {"context": c, "width": w}) for c in ("ema", "none") for w in (64, 128)]
+        assert short_names(here) == ["ema width 64", "ema width 128", "none width 64", "none width 128"]
+        assert short_names([Selector("gap", "nats"), Selector("other", "nats", {"x": 1})]) == ["gap", "other"]
+
+    def test_names_that_meet_are_written_in_full(self) -> None:
+        alike = [Selector("e", "m", {"a": "x"}), Selector("e", "m", {"b": "x"})]
+        assert short_names(alike) == ["e/m{a=x}", "e/m{b=x}"]
+
+    def test_files_of_one_folder_are_folded(self) -> None:
+        many = [f"results/trace_probe/seed-{i}_cpu.json" for i in range(20)]
+        assert fold_paths([*many, "results/position/seed-0_cpu.json"]) == [
+            "results/trace_probe/ (20 files)",
+            "results/position/seed-0_cpu.json",
+        ]
+        assert fold_paths(many[:2]) == many[:2]
+
+    def test_commit_and_hardware(self) -> None:
+        assert commit_of(make_provenance(commit="0123456789abc", dirty=True)) == "commit 012345678 with changes"
+        assert commit_of(make_provenance(commit=None)) == "no commit"
+        assert hardware_of(make_provenance(hardware={"gpu": "H200", "cores": 16})) == "H200, 16 cores"
+        assert hardware_of(make_provenance(hardware={})) == "hardware not known"
+
+
+@pytest.mark.parametrize("module", MODULES, ids=lambda module: module.__name__.rpartition(".")[2])
+def test_examples(module: object) -> None:
+    assert doctest.testmod(module).failed == 0  # type: ignore[arg-type]
+
+
+def test_terminal_tables_need_no_plotly(tmp_path: Path) -> None:
+    """GPU machines have none."""
+    import subprocess
+    import sys
+
+    code = "import sys; sys.modules['plotly'] = None; from ematrace.report import ledger_table, write_report"
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=tmp_path)
