@@ -17,7 +17,7 @@ from pathlib import Path
 
 from ematrace.bench import Timing, finish, gpu_unless_quick, parser, timing_row
 from ematrace.kernels import SWITCH
-from ematrace.results import Metric, Row
+from ematrace.results import Factors, Metric, Row
 from ematrace.train import TrainConfig, train
 
 NEEDS = "cuda"
@@ -67,7 +67,7 @@ def main() -> None:
         timing = Timing((time.monotonic() - begun,))
         last = Metric(values[-1], "nats", better="low")
         tokens = size[0] * size[1] * size[2]
-        factors = {"contender": contender, "init_seed": seed}
+        factors: Factors = {"contender": contender, "init_seed": seed}
         cells.append(timing_row(factors, timing, tokens=tokens, last_cross_entropy=last))
         print(f"{contender}, seed {seed}: from {values[0]:.4f} to {values[-1]:.4f} nats", flush=True)
     apart, ends = distance(curves["triton", 0], curves["torch", 0])

@@ -17,6 +17,7 @@ plain matmul. Token by token, every weight is read for each token.
 
 from __future__ import annotations
 
+import itertools
 from functools import partial
 from typing import Any
 
@@ -66,9 +67,10 @@ def parallel_operations(model: Any, n_tokens: int, at_once: int = PARALLEL_STEPS
     """Of reading in pieces, each of which attends to all tokens so far; the head is needed once."""
     head = flops_per_token(model.lm_head, 1, backward=False)
     ends = [*range(at_once, n_tokens, at_once), n_tokens]
-    sizes = [end - begin for begin, end in zip([0, *ends], ends, strict=False)]
-    per_token = [flops_per_token(model, end, backward=False) - head for end in ends]
-    return head + sum(n * each for n, each in zip(sizes, per_token, strict=True))
+    total = head
+    for begin, end in itertools.pairwise([0, *ends]):
+        total += (end - begin) * (flops_per_token(model, end, backward=False) - head)
+    return total
 
 
 def streamed_operations(model: Any, n_tokens: int) -> float:

@@ -84,7 +84,7 @@ def spcn_cases(grammar: Grammar, sentences: list[tuple[str, ...]], frozen: SPCN)
         return {**LEARN, "variant": name}
 
     def encode(cores: int) -> Case:
-        factors = {"contender": "spcn", "task": "encode", "cores": cores}
+        factors: Factors = {"contender": "spcn", "task": "encode", "cores": cores}
         make = lambda: frozen.set_params(n_jobs=cores)  # noqa: E731
         return case(factors, make, lambda model: model.encode(sentences, out=features), tokens)
 

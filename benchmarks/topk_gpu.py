@@ -18,6 +18,7 @@ from torch import Tensor
 from ematrace.bench import Case, Comparison, ceiling_row, copy_bandwidth, finish, gpu_unless_quick, parser, time_cases
 from ematrace.ops import gelu_topk, topk_mask
 from ematrace.ops.topk import gelu_rank
+from ematrace.results import Factors
 
 NEEDS = "cuda"
 ROWS, UNITS, K = 56 * 2048, 3072, 184
@@ -59,7 +60,7 @@ def cases_of(
     leaf = u.detach().requires_grad_()
     cases = [Case({"contender": "copy"}, partial(torch.empty_like(u).copy_, u), bytes=2 * u.nbytes)]
     for name, contender in contenders.items():
-        factors = {"contender": name, **(peer if name != "ematrace" else {})}
+        factors: Factors = {"contender": name, **(peer if name != "ematrace" else {})}
         cases.append(Case({**factors, "pass": "forward"}, partial(contender, u), bytes=2 * u.nbytes))
         back = partial(torch.autograd.grad, contender(leaf), leaf, grad, retain_graph=True)
         cases.append(Case({**factors, "pass": "backward"}, back, bytes=3 * u.nbytes))
@@ -74,7 +75,8 @@ def main() -> None:
     draw = torch.Generator(device).manual_seed(0)
     u, grad = (torch.randn(rows, units, generator=draw, device=device, dtype=torch.bfloat16) for _ in range(2))
     checks = [check(u, grad, k)]
-    by_torch, gelu = (torch.compile(f) if on_gpu else f for f in (torch_topk, F.gelu))
+    by_torch: Callable[..., Tensor] = torch.compile(torch_topk) if on_gpu else torch_topk
+    gelu: Callable[..., Tensor] = torch.compile(F.gelu) if on_gpu else F.gelu
     contenders: dict[str, Callable[[Tensor], Tensor]] = {
         "ematrace": lambda u: gelu_topk(u, k),
         "torch": lambda u: by_torch(u, k),

@@ -17,8 +17,9 @@ import pytest
 from rich.console import Console
 
 from bench_support import made_up_file
-from ematrace import bench_cli, cli, results
+from ematrace import bench_cli, results
 from ematrace.bench import Run
+from ematrace.cli import app
 from ematrace.results import CellFile, Store, read_file
 from ematrace.results.schema import decode_file
 
@@ -35,7 +36,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path / "here")
     monkeypatch.setattr(bench_cli, "benchmarks_folder", lambda: made)
     monkeypatch.setattr(bench_cli, "sees_gpu", lambda: False)
-    monkeypatch.setattr(cli, "console", Console(width=140))  # made when cli was imported, with what was then said
+    monkeypatch.setattr(app, "console", Console(width=140))  # made at import, with the stdout of that time
     return made
 
 
@@ -61,7 +62,7 @@ def call(folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFix
         monkeypatch.setattr(sys, "argv", ["ematrace", "bench", *arguments])
         handler = signal.getsignal(signal.SIGTERM)
         try:
-            cli.main()
+            app.main()
             status = 0
         except SystemExit as stop:
             status = stop.code if isinstance(stop.code, int) else 1
@@ -157,7 +158,7 @@ class TestChoice:
         monkeypatch.setattr(results, "checkout_root", lambda: None)
         monkeypatch.setattr(sys, "argv", ["ematrace", "bench"])
         with pytest.raises(SystemExit) as stop:
-            cli.main()
+            app.main()
         out, err = capsys.readouterr()
         assert (stop.value.code, out, err.count("\n")) == (2, "", 1)
         assert "benchmarks/ of ematrace's source checkout" in err
@@ -315,6 +316,12 @@ cli.main()
         process.wait()
         for pid in filter(alive, pids):
             os.kill(pid, signal.SIGKILL)
+
+
+def test_every_benchmark_says_what_it_needs_and_measures() -> None:
+    scripts = bench_cli.find_scripts(REPOSITORY / "benchmarks")
+    assert len(scripts) >= 10
+    assert all(script.needs and script.about for script in scripts)
 
 
 def test_the_benchmark_of_spcn_runs(tmp_path: Path) -> None:

@@ -22,6 +22,9 @@ of it, since only times of one run are compared. The factors, the same in all sc
     variant     full, no_spa, no_lateral, one_settling_step, no_learning
     cores       processes that share the work
     init_seed   of a model that is trained
+    pair        backends, seeds: whose training curves are compared
+    part        settling, top_k, lateral, spa, pghu: of the time of learning
+    against     spcn; against_cores: of a record of version 0.1, which kept ratios but no times
     ceiling     copy, read, matmul: cells of the machine, with bytes_per_second or flops_per_second
 
 The metrics: `seconds` (the median of its `repetitions`); the least that one call needs: `bytes` to move, `operations`

@@ -32,9 +32,9 @@ class Comparison(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_d
     Two cells are a pair if all their other factors are equal. With `per`, times are taken per token or per byte.
     """
 
-    over: dict[Name, Factor]
-    under: dict[Name, Factor]
-    where: dict[Name, Factor] = {}
+    over: Mapping[Name, Factor]
+    under: Mapping[Name, Factor]
+    where: Mapping[Name, Factor] = {}
     per: Literal["tokens", "bytes"] | None = None
 
 
