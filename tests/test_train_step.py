@@ -135,6 +135,18 @@ def test_steps_queued_behind_a_failure_change_nothing(ahead: int) -> None:
     assert all(map(torch.equal, weights(of), expected))  # step counts included
 
 
+def test_after_draining_nothing_is_in_flight() -> None:
+    """What was launched has run; the next result is that of the next launch."""
+    expected, _ = plain(3)
+    step = GraphedStep(gradients(), SHAPE, warmed_up)
+    first, second, third = batches(3)
+    step.launch(first, rates(3)[0])
+    step.launch(second, rates(3)[1])
+    step.drain()
+    step.launch(third, rates(3)[2])
+    assert step.finish(0) == expected[2]
+
+
 def test_plain_step_leaves_the_weights_alone_when_the_loss_is_not_finite() -> None:
     of = gradients()
     before = [p.detach().clone() for p in of.model.parameters()]

@@ -7,7 +7,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import metadata
@@ -123,14 +123,12 @@ class Run:
         """
         launched, finished_at = self.step, -math.inf
         queue: deque[_Launched] = deque()
-        with closing(read_ahead(self.batches, range(self.step, self.recipe.steps), self.share)) as batches:
+        with ExitStack() as stack:
+            stack.callback(engine.drain)  # nothing may run on memory that is freed next
+            batches = read_ahead(self.batches, range(self.step, self.recipe.steps), self.share)
+            stack.enter_context(closing(batches))
             while self.step < self.recipe.steps:
-                while not queue or (
-                    len(queue) <= engine.ahead
-                    and not self.validates_after(launched)
-                    and not self.saves_after(launched)
-                    and not stop_requested()
-                ):
+                while not queue or (len(queue) <= engine.ahead and not self._pauses(launched) and not stop_requested()):
                     launched += 1
                     queue.append(self._launch(engine, launched, batches))
                 oldest = queue.popleft()
@@ -139,6 +137,10 @@ class Run:
                 begun, finished_at = max(oldest.at, finished_at), time.perf_counter()
                 self.step, self.data_position = oldest.step, oldest.batch.position
                 yield _update(oldest, result, finished_at - begun)
+
+    def _pauses(self, step: int) -> bool:
+        """Whether the weights after this step are looked at before the next one is launched."""
+        return self.validates_after(step) or self.saves_after(step)
 
     def _launch(self, engine: Step, n: int, batches: Iterator[StepBatch]) -> _Launched:
         at = time.perf_counter()  # a step that waits for its data takes longer

@@ -57,6 +57,10 @@ class Step(Protocol):
     def launch(self, batch: Sequence[MicroBatch], lr: float) -> None: ...
     def finish(self, stop: int) -> StepResult: ...
 
+    def drain(self) -> None:
+        """Wait for all steps that were launched, and forget their results."""
+        ...
+
 
 @dataclass(frozen=True)
 class Gradients:
@@ -116,6 +120,9 @@ class PlainStep:
             self.optimiser.step()
         self.optimiser.zero_grad(set_to_none=True)
         return result
+
+    def drain(self) -> None:
+        self._numbers = None
 
 
 class _Slot:
@@ -201,6 +208,10 @@ class GraphedStep:
         slot.wait()
         *measured, grad_norm = slot.numbers.tolist()
         return StepResult(measured[0::2], measured[1::2], grad_norm, stop)
+
+    def drain(self) -> None:
+        while self._in_flight:
+            self._in_flight.popleft().wait()
 
 
 def cuda_graph(work: Callable[[], None]) -> Callable[[], None]:
