@@ -17,9 +17,10 @@ import pytest
 from rich.console import Console
 
 from bench_support import made_up_file
-from ematrace import bench_cli, results
+from ematrace import results
 from ematrace.bench import Run
 from ematrace.cli import app
+from ematrace.cli import bench as bench_cli
 from ematrace.results import CellFile, Store, read_file
 from ematrace.results.schema import decode_file
 
@@ -287,7 +288,8 @@ def test_a_stop_ends_the_script_and_what_it_started_and_leaves_no_file(folder: P
     code = f"""
 import sys
 from pathlib import Path
-from ematrace import bench_cli, cli
+from ematrace import cli
+from ematrace.cli import bench as bench_cli
 bench_cli.benchmarks_folder = lambda: Path({str(folder)!r})
 sys.argv = ["ematrace", "bench"]
 cli.main()

@@ -10,8 +10,8 @@ import tyro
 from rich.console import Console
 from rich.text import Text
 
-from ematrace import bench_cli, language_cli
-from ematrace.cli import results
+from ematrace import language_cli
+from ematrace.cli import bench, results
 from ematrace.cli.reproduce import Reproduce, reproduce
 
 console = Console()
@@ -27,7 +27,7 @@ def commands(asked: str | None) -> dict[str, type]:
         "eval": language_cli.Eval,
         "generate": language_cli.Generate,
         "stream": language_cli.adapting_stream() if asked == "stream" else language_cli.Stream,
-        "bench": bench_cli.Bench,
+        "bench": bench.Bench,
     }
 
 
@@ -49,8 +49,8 @@ def main() -> None:
                 results.show_ledger(command, console)
             case results.Report():
                 results.write_page(command, console)
-            case bench_cli.Bench():
-                bench_cli.run(command, console, error_console)
+            case bench.Bench():
+                bench.run(command, console, error_console)
             case _:
                 language_cli.run(command, console, error_console)
     except KeyboardInterrupt:
