@@ -120,7 +120,8 @@ def _attend_ragged(q: Tensor, k: Tensor, v: Tensor, state: State, mask: Tensor |
         past_BS = torch.arange(held, device=q.device) >= held - past_B.unsqueeze(1)
         valid_BS, length_B = torch.cat([past_BS, new_BT], dim=1), length_B + past_B
         k, v = (torch.cat([old.to(new.dtype), new], 2) for old, new in zip(state, (k, v), strict=False))
-    itself = torch.eye(S, dtype=torch.bool, device=q.device)[S - T :]  # else padding would divide by 0
+    # Padding that sees nothing is 0/0 in some kernels: it sees itself.
+    itself = torch.eye(S, dtype=torch.bool, device=q.device)[S - T :]
     visible = _causal(T, S, q.device) & valid_BS[:, None, None, :] | itself
     o = F.scaled_dot_product_attention(q, k, v, attn_mask=visible)
     if state is not None and mask is not None:  # padding between past and new steps moves to the front

@@ -8,7 +8,6 @@ from torch import Tensor, nn
 
 from ematrace.mixers._chunks import recurrence
 from ematrace.mixers.base import Mixer, State, accumulation_dtype, is_number, rms_norm
-from ematrace.traces.operator import no_autocast
 
 
 class HgrnMixer(Mixer):
@@ -40,10 +39,8 @@ class HgrnMixer(Mixer):
         f = self.lower_bound + (1 - self.lower_bound) * f.sigmoid()
         if mask is not None:
             f = f.masked_fill(~mask.unsqueeze(-1), 1)  # keeps all, takes nothing
-        with no_autocast(x):
-            h, last = recurrence(f, (1 - f) * F.silu(i), None if state is None else state.to(f.dtype), cu_seqlens)
-            o = rms_norm(h) * g.sigmoid()
-        y: Tensor = self.W_o(o.to(x.dtype))
+        h, last = recurrence(f, (1 - f) * F.silu(i), None if state is None else state.to(f.dtype), cu_seqlens)
+        y: Tensor = self.W_o((rms_norm(h) * g.sigmoid()).to(x.dtype))
         return y, last
 
     def state_size(self, seq_len: int) -> int:
