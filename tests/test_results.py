@@ -324,6 +324,7 @@ class TestStore:
         write_file(make_file(make_row({"x": 2.0}), make_row({"x": 2.5}, lag=1), experiment="a"), tmp_path)
         write_file(make_file(make_row({"x": 3.0}), experiment="a"), tmp_path / "local")
         (tmp_path / "README.json").write_text("not read")
+        (tmp_path / "local" / "of_version_0_1.json").write_text("not read")
         (tmp_path / "a" / "notes.txt").write_text("not read")
         loaded = Store(tmp_path, tmp_path / "local").load()
         found = [(s.cell.experiment, s.cell.metrics["x"].value, s.local) for s in loaded]
