@@ -101,7 +101,7 @@ class TestChoice:
         lines = [line.split() for line in out.splitlines() if "What" in line]
         assert lines == [
             ["one", "cpu", "yes", "What", "one", "measures"],
-            ["three", "not", "said", "no", "What", "three", "measures"],
+            ["three", "unknown", "no", "What", "three", "measures"],
             ["two", "cuda", "no", "What", "two", "measures"],
         ]
         assert list(Path().iterdir()) == []
@@ -192,7 +192,9 @@ class TestRunning:
         assert "\n[]\n" in call()[1]
         before = result_of("a")
         script(folder, "a", "print(sys.argv[1:])\nprint(result)", title="toy", quick=True)
-        assert "\n['--quick']\n" in call("--quick")[1]
+        out = call("--quick")[1]
+        assert "\n['--quick']\n" in out
+        assert out.endswith("results: results/local/quick\n")
         assert result_of("a") == before
         assert result_of("a", "results/local/quick").settings["title"] == "toy"
         assert {s.cell.settings["title"] for s in Store(None, Path("results/local")).load()} == {"Ours against theirs"}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import doctest
 import json
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,8 @@ from ematrace.report import speed_plots
 from ematrace.report.parts import walk
 from ematrace.report.plots import Plot
 from ematrace.report.speed import speed_parts
-from ematrace.results import CellFile, Metric, ResultError, Store, Table, write_file
+from ematrace.results import CellFile, Metric, ResultError, Store, StoredCell, Table, write_file
+from ematrace.results.schema import decode_file, encode_file
 
 
 @pytest.fixture
@@ -65,6 +67,14 @@ def bars_of(plot: dict[str, Any]) -> dict[str, float]:
         if trace["type"] == "bar"
         for x, y in zip(trace["x"], trace["y"], strict=True)
     }
+
+
+def places_in(value: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """The way to everything inside some JSON."""
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, inner in items:
+        yield (*at, key)
+        yield from places_in(inner, (*at, key))
 
 
 class TestSection:
@@ -133,6 +143,27 @@ class TestSection:
         path.write_text(json.dumps(content), encoding="utf-8")
         with pytest.raises(ResultError, match=f"{path}: .*{problem}"):
             section_of(store)
+
+    @pytest.mark.parametrize("value", [None, True, -1, 0, 1e29, "<script>", [], {}, {"contender": "ours"}], ids=str)
+    def test_any_value_in_its_place_is_refused_in_one_line_or_shown(self, value: Any) -> None:
+        whole = json.loads(encode_file(made_up_file()))
+        refusals = []
+        for part in ("settings", "cells"):
+            for at in places_in(whole[part]):
+                content = json.loads(json.dumps(whole))
+                *way, last = (part, *at)
+                inner = content
+                for key in way:
+                    inner = inner[key]
+                inner[last] = value
+                try:
+                    cells = decode_file(json.dumps(content).encode(), "changed.json").unpack()
+                    parts = speed_parts(Table(StoredCell(cell, Path("changed.json"), local=False) for cell in cells))
+                    assert "<script>" not in "".join(map(escape, parts))
+                except ResultError as error:
+                    refusals.append(str(error))
+        assert len(refusals) > 10
+        assert all(line.startswith("changed.json: ") and "\n" not in line for line in refusals)
 
     def test_texts_of_files_are_escaped(self, store: Store) -> None:
         bad = "<script>x</script>&"

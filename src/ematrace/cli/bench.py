@@ -69,7 +69,7 @@ def run(command: Bench, console: Console, error_console: Console) -> None:
     chosen = choose(scripts, command.names, quick=command.quick, gpu=sees_gpu())
     command.out.mkdir(parents=True, exist_ok=True)  # now, not after minutes of work
     if not command.names:
-        left = [f"{s.name} (needs {s.needs or 'not said'})" for s in scripts if s not in chosen]
+        left = [f"{s.name} (needs {s.needs or 'unknown'})" for s in scripts if s not in chosen]
         if left:
             error_console.print(f"not run here: {', '.join(left)}", soft_wrap=True, highlight=False)
     found: list[Run] = []
@@ -83,7 +83,7 @@ def run(command: Bench, console: Console, error_console: Console) -> None:
             error_console.print(Text.assemble(("failed: ", "red"), f"{script.name}: {problem}"), soft_wrap=True)
     if found:
         console.print(summary_table(found))
-        console.print(f"results: {command.out}", soft_wrap=True, highlight=False)
+        console.print(f"results: {found[-1].path.parents[1]}", soft_wrap=True, highlight=False)
     if failed:
         problems = ", ".join(f"{name} ({problem})" for name, problem in failed.items())
         error_console.print(Text.assemble(("error: ", "red"), f"failed: {problems}"), soft_wrap=True)
@@ -148,7 +148,7 @@ def show_scripts(scripts: Sequence[Script], console: Console) -> None:
     from ematrace.bench.tables import table_of
 
     fits = choose(scripts, (), quick=False, gpu=sees_gpu())
-    rows = [(s.name, str(s.needs or "not said"), "yes" if s in fits else "no", s.about) for s in scripts]
+    rows = [(s.name, str(s.needs or "unknown"), "yes" if s in fits else "no", s.about) for s in scripts]
     console.print(table_of(["benchmark", "needs", "runs here", "what"], rows))
 
 
