@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ematrace.traces import EMATraces, ema_traces, operator
+from ematrace.traces.chunked import segment_of
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 BACKENDS = ["reference", "chunked", "triton"]
@@ -81,12 +83,16 @@ SHAPES: dict[str, dict[str, Any]] = {
 }
 
 
+@cache
+def float64_of(shape: str, dtype: torch.dtype = torch.float32) -> list[Tensor]:
+    return in_float64(problem(**SHAPES[shape], dtype=dtype))
+
+
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_all_backends(shape: str, backend: str) -> None:
-    arguments = problem(**SHAPES[shape])
     run = lambda **kwargs: ema_traces(**kwargs, backend=backend)  # noqa: E731
-    assert_same(outcome(run, arguments), in_float64(arguments), torch.float32)
+    assert_same(outcome(run, problem(**SHAPES[shape])), float64_of(shape), torch.float32)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -97,7 +103,7 @@ def test_low_precision(dtype: torch.dtype, shape: str, backend: str) -> None:
     run = lambda **kwargs: ema_traces(**kwargs, backend=backend)  # noqa: E731
     ours = outcome(run, arguments)
     assert (ours[0].dtype, ours[1].dtype) == (dtype, torch.float32)
-    assert_same(ours, in_float64(arguments), dtype)
+    assert_same(ours, float64_of(shape, dtype), dtype)
 
 
 def test_the_size_of_a_real_layer() -> None:
@@ -140,11 +146,24 @@ def test_autocast_changes_nothing(backend: str) -> None:
 
 
 @pytest.mark.parametrize("shape", ["dense", "by channel", "packed"])
-@pytest.mark.parametrize("backend", ["chunked", "triton"])
-def test_compiled_by_inductor(shape: str, backend: str) -> None:
-    arguments = problem(**SHAPES[shape])
-    run = torch.compile(lambda **kwargs: ema_traces(**kwargs, backend=backend), fullgraph=True)
+def test_compiled_by_inductor(shape: str) -> None:
+    run = torch.compile(lambda **kwargs: ema_traces(**kwargs, backend="triton"), fullgraph=True)
+    assert_same(outcome(run, problem(**SHAPES[shape])), float64_of(shape), torch.float32)
+
+
+def test_chunked_compiled_by_inductor() -> None:
+    """One chunk of time, with an empty sequence in it: more take minutes to compile, and test_traces_compile.py has them."""
+    arguments = problem(lengths=[10, 0, 20], D=16)
+    run = torch.compile(lambda **kwargs: ema_traces(**kwargs, backend="chunked"), fullgraph=True)
     assert_same(outcome(run, arguments), in_float64(arguments), torch.float32)
+
+
+def test_segments_compiled_by_inductor() -> None:
+    """Ends that repeat, at empty sequences: inductor of torch 2.11 compiled searchsorted wrongly there."""
+    lengths = torch.tensor([0, 100, 1, 0, 0, 31, 300, 0], device="cuda")
+    cu, time = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)]), torch.arange(432, device="cuda")
+    expected = torch.arange(8, device="cuda").repeat_interleave(lengths)
+    assert torch.equal(torch.compile(segment_of, fullgraph=True)(time, cu), expected)
 
 
 def test_auto_is_triton_for_long_and_the_loop_for_short() -> None:
