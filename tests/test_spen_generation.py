@@ -95,7 +95,8 @@ def test_a_process_that_does_not_know_ematrace_can_open_the_folder(tmp_path: Pat
 def test_no_pickle_anywhere() -> None:
     for file in Path(ematrace.__file__).parent.rglob("*.py"):
         text = file.read_text(encoding="utf-8")
-        assert not [word for word in ("torch.save(", "torch.load(", "import pickle", "joblib") if word in text], file
+        unsafe = ("torch.save(", "torch.load(", "import pickle", "joblib.dump", "joblib.load")
+        assert not [word for word in unsafe if word in text], file
 
 
 # Generation.

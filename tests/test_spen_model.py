@@ -15,12 +15,12 @@ import torch.nn.functional as F
 from scipy.special import erf
 from torch import Tensor, nn
 
+from ematrace.mixers.conformance import CHECKS, run_check, subject_of
+from ematrace.models import SkeletonConfig, SkeletonForCausalLM
 from ematrace.ops import load_balance_loss
-from ematrace.spen import SpenConfig, SpenForCausalLM, predictors
-from ematrace.spen import block as block_module
-from ematrace.spen.block import SpenBlock
-from ematrace.spen.cache import BlockState
-from ematrace.spen.predictors import build_predictor
+from ematrace.spen import SpenConfig, SpenForCausalLM, SpenMixer, predictors
+from ematrace.spen import mixer as mixer_module
+from ematrace.spen.mixer import SpenBlock
 from ematrace.traces import ema_traces
 
 PREDICTORS = [
@@ -77,7 +77,7 @@ class Oracle:
         return scaled * self.weights[prefix + "weight"] + self.weights[prefix + "bias"]
 
     def block(self, prefix: str, xs: list[np.ndarray]) -> list[np.ndarray]:
-        W = {name.removeprefix(prefix).removesuffix(".weight"): w for name, w in self.weights.items() if prefix in name}
+        W = {name.removesuffix(".weight").rpartition(".")[2]: w for name, w in self.weights.items() if prefix in name}
         W_f, W_m, W_s = np.split(W["W_h"], 3, axis=1)
         hs: list[np.ndarray] = []
         out = []
@@ -98,7 +98,7 @@ class Oracle:
         return out
 
     def predict(self, W: dict[str, np.ndarray], t: int, xs: list[np.ndarray], hs: list[np.ndarray]) -> np.ndarray:
-        config, W = self.config, {name.removeprefix("predictor."): w for name, w in W.items()}
+        config = self.config
         slow = hs[t][2]
         if config.predictor == "static":
             return W["W_pred"] @ unit(slow)
@@ -152,13 +152,36 @@ def test_predictors_are_their_definitions(
     assert_is_the_oracle(build(predictor=predictor, predictor_reads=reads), length)
 
 
+@pytest.mark.parametrize("check", CHECKS)
+@pytest.mark.parametrize(("predictor", "reads"), PREDICTORS)
+def test_the_mixer_keeps_the_promises_of_mixers(predictor: str, reads: str, check: str) -> None:
+    options = {"predictor": predictor, "predictor_reads": reads, "n_heads": 2, "gamma": 0.9}
+    assert run_check(check, subject_of(SpenMixer, 16, "cpu", options)).message == ""
+
+
+@pytest.mark.parametrize(("predictor", "reads"), PREDICTORS)
+@pytest.mark.parametrize("switches", [{}, {"ffn": "dense", "residual": "direct"}])
+def test_spen_is_a_configuration_of_the_skeleton(predictor: str, reads: str, switches: dict[str, Any]) -> None:
+    """The same weights under the same names; only the order of one sum differs."""
+    spen = build(predictor=predictor, predictor_reads=reads, **switches)
+    names = {"ffn", "residual", *SMALL} - {"n_heads", "gamma"}
+    shared = {name: getattr(spen.config, name) for name in names}
+    parts = spen.config.skeleton()
+    skeleton = SkeletonForCausalLM(
+        SkeletonConfig(mixer="spen", mixer_options=dict(parts.mixer_options), norm=parts.norm, **shared)
+    )
+    assert skeleton.double().eval().load_state_dict(spen.state_dict())
+    ids = torch.randint(29, (2, 20), generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(skeleton(ids).logits, spen(ids).logits, rtol=1e-11, atol=1e-11)
+
+
 def test_other_rates_and_their_number() -> None:
     model = build(alphas=(0.9, 0.3, 0.0))
     assert_is_the_oracle(model, 9)
     for alphas in ((0.1,), (0.9, 0.5, 0.2, 0.1, 0.01)):
         model = build(alphas=alphas, predictor="softmax", predictor_reads="trace_sequence")
         assert model(torch.arange(10)[None]).logits.shape == (1, 10, 29)
-        assert model.model.layers[0].W_h.in_features == 8 * len(alphas)
+        assert model.model.layers[0].mixer.W_h.in_features == 8 * len(alphas)
 
 
 def test_normalising_nothing_gives_nothing_and_no_gradient() -> None:
@@ -167,6 +190,10 @@ def test_normalising_nothing_gives_nothing_and_no_gradient() -> None:
     torch.testing.assert_close(normalised, torch.tensor([[0.0, 0.0], [0.6, -0.8], [0.6, 0.8]]))
     (grad,) = torch.autograd.grad(normalised[:2, 0].sum(), h)
     torch.testing.assert_close(grad, torch.tensor([[0.0, 0.0], [0.128, 0.096], [0.0, 0.0]]))
+
+
+def predictor_of(config: SpenConfig) -> nn.Module:
+    return SpenMixer(config.d_model, **config.skeleton().mixer_options).predictor
 
 
 def drawn(config: SpenConfig, length: int = 12) -> tuple[Tensor, Tensor]:
@@ -178,7 +205,7 @@ def drawn(config: SpenConfig, length: int = 12) -> tuple[Tensor, Tensor]:
 def test_sequence_predictors_see_the_strict_past(predictor: str, reads: str) -> None:
     """Keys and values of step t first count at t + 1. The query is the slow trace of t, as in the paper."""
     config = SpenConfig(**SMALL, predictor=predictor, predictor_reads=reads)
-    predict = build_predictor(config).double()
+    predict = predictor_of(config).double()
     x, traces = drawn(config)
     before, _ = predict(x, traces)
     assert not before[:, 0].any()
@@ -200,7 +227,7 @@ def test_each_predictor_reads_what_it_says(predictor: str) -> None:
     """Those that read traces do not look at the inputs; "inputs" does not look at the faster traces."""
     for reads in ("traces_now", "trace_sequence", "inputs"):
         config = SpenConfig(**SMALL, predictor=predictor, predictor_reads=reads)
-        predict = build_predictor(config).double()
+        predict = predictor_of(config).double()
         x, traces = drawn(config)
         other = traces.clone()
         other[:-1] = 0
@@ -253,15 +280,15 @@ def block_and_input(**changes: Any) -> tuple[SpenBlock, Tensor]:
 
 def test_topk_of_all_units_is_dense() -> None:
     (dense, x), (topk, _) = block_and_input(ffn="dense"), block_and_input(k=20)
-    assert torch.equal(dense(x, BlockState())[0], topk(x, BlockState())[0])
+    assert torch.equal(dense(x)[0], topk(x)[0])
 
 
 def test_direct_residual_adds_the_context() -> None:
     (ffn, x), (direct, _) = block_and_input(), block_and_input(residual="direct")
     traces, _ = ema_traces(x, ffn.config.alphas)
-    x_hat, _ = ffn.predictor(x, traces)
-    mixed = ffn.W_h(traces.permute(1, 2, 0, 3).flatten(-2)) + ffn.W_e(x - x_hat)
-    difference = direct(x, BlockState())[0] - ffn(x, BlockState())[0]
+    x_hat, _ = ffn.mixer.predictor(x, traces)
+    mixed = ffn.mixer.W_h(traces.permute(1, 2, 0, 3).flatten(-2)) + ffn.mixer.W_e(x - x_hat)
+    difference = direct(x)[0] - ffn(x)[0]
     torch.testing.assert_close(difference, mixed, rtol=1e-12, atol=1e-12)
 
 
@@ -270,8 +297,8 @@ def folding_block(monkeypatch: pytest.MonkeyPatch) -> tuple[SpenBlock, Tensor]:
     scan = pytest.importorskip("ematrace.traces.triton_scan")
     if not (torch.cuda.is_available() or scan.INTERPRETED):
         pytest.skip("neither a GPU nor TRITON_INTERPRET=1")
-    monkeypatch.setattr(block_module, "can_stand_beside", lambda x: True)
-    monkeypatch.setattr(block_module, "FOLDED_FROM", 0)
+    monkeypatch.setattr(mixer_module, "can_fuse_columns", lambda x: True)
+    monkeypatch.setattr(mixer_module, "FOLDED_FROM", 0)
     block, x = block_and_input()
     device = "cuda" if torch.cuda.is_available() else "cpu"
     return block.float().to(device), x.float().to(device)
@@ -280,14 +307,14 @@ def folding_block(monkeypatch: pytest.MonkeyPatch) -> tuple[SpenBlock, Tensor]:
 def test_folded_context_is_the_context(monkeypatch: pytest.MonkeyPatch) -> None:
     """One product of the columns side by side, forward and backward, against the three of Algorithm 1 in float64."""
     block, x = folding_block(monkeypatch)
-    assert block.folds(x)
+    assert block.mixer.folds(x)
     exact, exact_x = block_and_input()
     results = []
     for one, y in ((block, x.requires_grad_()), (exact, exact_x.requires_grad_())):
-        monkeypatch.setattr(block_module, "can_stand_beside", lambda y, folded=one is block: folded)
-        out, state, _ = one(y, BlockState())
+        monkeypatch.setattr(mixer_module, "can_fuse_columns", lambda y, folded=one is block: folded)
+        out, state, _ = one(y)
         weights = torch.linspace(-1, 1, out.numel(), dtype=out.dtype, device=out.device).view_as(out)
-        results.append((out, state.traces, *torch.autograd.grad((out * weights).sum(), [y, *one.parameters()])))
+        results.append((out, state[0], *torch.autograd.grad((out * weights).sum(), [y, *one.parameters()])))
     for ours, expected in zip(*results, strict=True):
         torch.testing.assert_close(ours.cpu().double(), expected, rtol=1e-4, atol=1e-5)
 
@@ -298,36 +325,36 @@ def test_folded_context_of_padded_packed_and_carried_sequences(monkeypatch: pyte
     mask = torch.ones(2, 9, dtype=torch.bool, device=x.device).index_fill_(
         1, torch.tensor([0, 1], device=x.device), False
     )
-    arguments: dict[str, Any] = {"state": BlockState()}
+    arguments: dict[str, Any] = {}
     if how == "padded":
         arguments["mask"] = mask
     elif how == "packed":
         x, arguments["cu_seqlens"] = x.reshape(1, 18, -1), torch.tensor([0, 5, 5, 18], device=x.device)
     else:
-        arguments["state"] = block(x, BlockState())[1]
+        arguments["state"] = block(x)[1]
     folded, state, _ = block(x, **arguments)
-    monkeypatch.setattr(block_module, "can_stand_beside", lambda y: False)
+    monkeypatch.setattr(mixer_module, "can_fuse_columns", lambda y: False)
     expected, expected_state, _ = block(x, **arguments)
     torch.testing.assert_close(folded, expected, rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(state.traces, expected_state.traces, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(state[0], expected_state[0], rtol=1e-5, atol=1e-6)
 
 
 def test_few_tokens_are_not_folded(monkeypatch: pytest.MonkeyPatch) -> None:
     block, x = folding_block(monkeypatch)
-    monkeypatch.setattr(block_module, "FOLDED_FROM", 2)
-    assert block.folds(x[:, :8])  # 2 x 8 tokens of 8 channels
-    assert not block.folds(x[:, :7])
+    monkeypatch.setattr(mixer_module, "FOLDED_FROM", 2)
+    assert block.mixer.folds(x[:, :8])  # 2 x 8 tokens of 8 channels
+    assert not block.mixer.folds(x[:, :7])
 
 
 def test_exchanged_and_observed_layers_are_called(monkeypatch: pytest.MonkeyPatch) -> None:
     block, x = folding_block(monkeypatch)
     heard = []
-    handle = block.W_e.register_forward_hook(lambda *call: heard.append(call))
-    assert not block.folds(x)
-    block(x, BlockState())
+    handle = block.mixer.W_e.register_forward_hook(lambda *call: heard.append(call))
+    assert not block.mixer.folds(x)
+    block(x)
     assert len(heard) == 1
     handle.remove()
-    assert block.folds(x)
+    assert block.mixer.folds(x)
 
     class Adapted(nn.Linear):
         pass
@@ -335,7 +362,7 @@ def test_exchanged_and_observed_layers_are_called(monkeypatch: pytest.MonkeyPatc
     class Quantised(Tensor):
         pass
 
-    plain = block.W_h
+    plain = block.mixer.W_h
     wrapped, quantised = (nn.Linear(plain.in_features, plain.out_features, bias=False) for _ in range(2))
     wrapped.forward = lambda h: 0 * plain(h)
     quantised.weight = nn.Parameter(plain.weight.detach().as_subclass(Quantised))
@@ -346,10 +373,10 @@ def test_exchanged_and_observed_layers_are_called(monkeypatch: pytest.MonkeyPatc
         quantised,
     )
     for other in others:
-        block.W_h = other
-        assert not block.folds(x)
+        block.mixer.W_h = other
+        assert not block.mixer.folds(x)
     other_block, _ = block_and_input(predictor="linear")
-    assert not other_block.folds(x)
+    assert not other_block.mixer.folds(x)
 
 
 @pytest.mark.parametrize("topk_grad", ["ste", "masked"])
@@ -359,15 +386,16 @@ def test_gradient_through_the_selection(topk_grad: str) -> None:
     x.requires_grad_()
     weights = torch.randn(2, 9, 8, dtype=torch.float64)
     inputs = [x, *block.parameters()]
-    ours = torch.autograd.grad((block(x, BlockState())[0] * weights).sum(), inputs)
+    ours = torch.autograd.grad((block(x)[0] * weights).sum(), inputs)
 
     traces, _ = ema_traces(x, block.config.alphas)
-    e = x - block.predictor.W_pred(traces[-1] / traces[-1].norm(dim=-1, keepdim=True))
-    c = x + block.W_h(traces.permute(1, 2, 0, 3).flatten(-2)) + block.W_e(e)
-    dense = F.gelu(block.W_up(block.norm(c)))
+    mixer, ffn = block.mixer, block.ffn
+    e = x - mixer.predictor.W_pred(traces[-1] / traces[-1].norm(dim=-1, keepdim=True))
+    c = x + mixer.W_h(traces.permute(1, 2, 0, 3).flatten(-2)) + mixer.W_e(e)
+    dense = F.gelu(ffn.W_up(block.norm(c)))
     kept = dense >= dense.topk(6, dim=-1).values[..., -1:]
     z = dense + (dense * kept - dense).detach() if topk_grad == "ste" else dense * kept
-    expected = torch.autograd.grad(((x + block.W_down(z)) * weights).sum(), inputs)
+    expected = torch.autograd.grad(((x + ffn.W_down(z)) * weights).sum(), inputs)
     for a, b in zip(ours, expected, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-11)
 
@@ -384,7 +412,7 @@ def test_load_balance_counts_in_training_only() -> None:
     out = model.train()(ids, labels=ids)
     assert out.aux_loss is not None
     assert out.loss.item() == pytest.approx(out.cross_entropy.item() + 0.5 * out.aux_loss.item())
-    grads = torch.autograd.grad(out.aux_loss, [layer.W_up.weight for layer in model.model.layers])
+    grads = torch.autograd.grad(out.aux_loss, [layer.ffn.W_up.weight for layer in model.model.layers])
     assert all(g.abs().max() > 0 for g in grads)
     for change in ({"load_balance": 0.0}, {"ffn": "dense"}):
         out = build(**change).train()(ids, labels=ids)
@@ -397,8 +425,8 @@ def test_load_balance_is_the_mean_over_blocks_of_what_their_units_do() -> None:
     before: list[Tensor] = []
     kept: list[Tensor] = []
     for layer in model.model.layers:
-        layer.W_up.register_forward_hook(lambda module, inputs, output: before.append(output))
-        layer.W_down.register_forward_hook(lambda module, inputs, output: kept.append(inputs[0]))
+        layer.ffn.W_up.register_forward_hook(lambda module, inputs, output: before.append(output))
+        layer.ffn.W_down.register_forward_hook(lambda module, inputs, output: kept.append(inputs[0]))
     out = model(torch.arange(10)[None], labels=torch.arange(10)[None])
     expected = torch.stack([load_balance_loss(u, z) for u, z in zip(before, kept, strict=True)]).mean()
     torch.testing.assert_close(out.aux_loss, expected)
@@ -424,8 +452,6 @@ def test_parameters_of_the_presets(preset: str, low: float, high: float) -> None
         model = SpenForCausalLM(SpenConfig.preset(preset))
     n_parameters = sum(p.numel() for p in model.parameters())  # a tied head counts once
     assert low <= n_parameters <= high
-    vectors = sum(p.numel() for p in model.parameters() if p.ndim == 1)
-    assert model.n_matrix_parameters() == n_parameters - vectors
     assert not [name for name, p in model.named_parameters() if name.endswith("bias") and "norm" not in name]
 
 

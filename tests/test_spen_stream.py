@@ -96,7 +96,7 @@ def test_parity_counts_the_positions_where_other_units_are_kept(monkeypatch: pyt
         calls += x.shape[1] == 1
         return (-9 * traces if x.shape[1] == 1 and calls % steps == 7 else traces), state
 
-    monkeypatch.setattr("ematrace.spen.parity.ema_traces", turned_once)
+    monkeypatch.setattr("ematrace.traces.module.ema_traces", turned_once)
     told = parity(make_model(), tokens(1, steps))
     assert told.flipped_share == 1 / steps
     assert told.block_difference < 1e-10  # over the other positions
@@ -112,8 +112,8 @@ def test_float32_with_topk_flips_only_near_ties() -> None:
         for block, x in zip(model.model.layers, inputs, strict=False):
             units = []
             for backend in ("chunked", "reference"):
-                traces, _ = ema_traces(x, model.config.alphas, backend=backend)
-                units.append(block.respond(x, block.context(x, traces, block.predictor(x, traces)[0]))[1])
+                block.mixer.traces.backend = backend
+                units.append(block.algorithm1(x)[1])
             parallel, streamed = units
             flipped = (parallel != 0) != (streamed != 0)
             flips += int(flipped.any(-1).sum())
@@ -272,7 +272,7 @@ def pghu_by_hand(model: SpenForCausalLM, rule: PGHU, ids: list[int]) -> tuple[np
         return v * P[f"{prefix}.weight"] + P[f"{prefix}.bias"]
 
     n, d = config.n_layers, config.d_model
-    W_base = [P[f"model.layers.{i}.predictor.W_pred.weight"] * (rule.base == "predictor") for i in range(n)]
+    W_base = [P[f"model.layers.{i}.mixer.predictor.W_pred.weight"] * (rule.base == "predictor") for i in range(n)]
     W, h, var = [w.copy() for w in W_base], np.zeros((n, 3, d)), np.ones((n, d))
     logits, uncertainty = [], []
     for token in ids:
@@ -289,11 +289,11 @@ def pghu_by_hand(model: SpenForCausalLM, rule: PGHU, ids: list[int]) -> tuple[np
             anchor = W_base[i] if rule.decay_to == "base" else 0.0
             W[i] = W[i] + rule.eta * np.outer(pi * e, unit) - rule.decay * (W[i] - anchor)
             block = f"model.layers.{i}"
-            c = x + P[f"{block}.W_h.weight"] @ h[i].ravel() + P[f"{block}.W_e.weight"] @ e
-            u = P[f"{block}.W_up.weight"] @ layer_norm(c, f"{block}.norm")
+            c = x + P[f"{block}.mixer.W_h.weight"] @ h[i].ravel() + P[f"{block}.mixer.W_e.weight"] @ e
+            u = P[f"{block}.ffn.W_up.weight"] @ layer_norm(c, f"{block}.norm")
             z = u * 0.5 * (1 + np.vectorize(math.erf)(u / math.sqrt(2)))
             z[np.argsort(-z, kind="stable")[config.k :]] = 0
-            x = x + P[f"{block}.W_down.weight"] @ z
+            x = x + P[f"{block}.ffn.W_down.weight"] @ z
         logits.append(P["model.embed_tokens.weight"] @ layer_norm(x, "model.norm"))
         uncertainty.append(np.mean(inverse_pi))
     return np.array(logits), np.array(uncertainty)
@@ -330,7 +330,7 @@ def test_without_the_base_the_error_is_the_input() -> None:
     model, ids = make_model(), tokens(1, 30)
     bare = SpenStream(model, PGHU(eta=0.0, base="zero")).feed(ids)
     for block in model.model.layers:
-        torch.nn.init.zeros_(block.predictor.W_pred.weight)
+        torch.nn.init.zeros_(block.mixer.predictor.W_pred.weight)
     torch.testing.assert_close(bare, SpenStream(model).feed(ids), rtol=0, atol=1e-11)
 
 

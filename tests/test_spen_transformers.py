@@ -73,23 +73,17 @@ def test_packed_sequences_are_separate_ones(predictor: str, reads: str) -> None:
 
 
 @each_predictor
-def test_packing_carries_its_state_or_says_that_it_cannot(predictor: str, reads: str) -> None:
+def test_packing_carries_its_state(predictor: str, reads: str) -> None:
     model = build(predictor, reads)
-    rows, then = ROWS[:3], draw(3, 4, seed=7)
+    rows, then = [*ROWS[:3], draw(0)], draw(4, 4, seed=7)
     cu_seqlens = torch.tensor([0, *itertools.accumulate(len(row) for row in rows)])
     cache = model(torch.cat(rows)[None], cu_seqlens=cu_seqlens, use_cache=True).past_key_values
-    if reads == "traces_now":
-        continued = model(then, past_key_values=cache).logits
-        again = model(then.reshape(1, -1), past_key_values=cache, cu_seqlens=torch.arange(0, 16, 4)).logits
-        for i, row in enumerate(rows):
-            whole = model(torch.cat([row, then[i]])[None]).logits[0, -4:]
-            torch.testing.assert_close(continued[i], whole, **EXACT)
-            torch.testing.assert_close(again[0, 4 * i : 4 * i + 4], whole, **EXACT)
-    else:
-        assert cache is None
-        cache = model(then[:1], use_cache=True).past_key_values
-        with pytest.raises(ValueError, match="past_key_values and cu_seqlens"):
-            model(then[:1], past_key_values=cache, cu_seqlens=torch.tensor([0, 4]))
+    continued = model(then, past_key_values=cache).logits
+    again = model(then.reshape(1, -1), past_key_values=cache, cu_seqlens=torch.arange(0, 20, 4)).logits
+    for i, row in enumerate(rows):
+        whole = model(torch.cat([row, then[i]])[None]).logits[0, -4:]
+        torch.testing.assert_close(continued[i], whole, **EXACT)
+        torch.testing.assert_close(again[0, 4 * i : 4 * i + 4], whole, **EXACT)
 
 
 @each_predictor
@@ -152,8 +146,8 @@ def test_states_are_copied_repeated_and_chosen() -> None:
         wanted = model(torch.cat([ids, then], 1)).logits[:, -3:]
         cache = model(ids, use_cache=True).past_key_values
         copy = cache.copy()
-        for block in cache.blocks:
-            for tensor in (block.traces, *(block.predictor or ())):
+        for state in cache.blocks:
+            for tensor in state:
                 tensor.zero_()
         torch.testing.assert_close(model(then, past_key_values=copy).logits, wanted, **EXACT)
         for rows, change in (
@@ -374,7 +368,7 @@ def test_reduced_precision() -> None:
         out = half(ids, labels=ids, use_cache=True)
         assert out.logits.dtype == torch.bfloat16
         assert out.loss.item() == pytest.approx(exact.item(), rel=0.02)
-        assert all(block.traces.dtype == torch.float32 for block in out.past_key_values.blocks)
+        assert all(state[0].dtype == torch.float32 for state in out.past_key_values.blocks)
         assert half(ids[:, :1], past_key_values=out.past_key_values).logits.isfinite().all()
 
 

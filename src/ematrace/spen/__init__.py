@@ -2,14 +2,17 @@
 
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 
-from ematrace.spen.cache import SpenCache
+from ematrace.mixers import register_mixer
+from ematrace.models import MixerCache as SpenCache
 from ematrace.spen.configuration import SpenConfig
 from ematrace.spen.fast_weights import PGHU
+from ematrace.spen.mixer import SpenMixer
 from ematrace.spen.modeling import SpenForCausalLM, SpenModel
 from ematrace.spen.stream import SpenStream, Surprise
 
-__all__ = ["PGHU", "SpenCache", "SpenConfig", "SpenForCausalLM", "SpenModel", "SpenStream", "Surprise"]
+__all__ = ["PGHU", "SpenCache", "SpenConfig", "SpenForCausalLM", "SpenMixer", "SpenModel", "SpenStream", "Surprise"]
 
+register_mixer("spen", SpenMixer)
 AutoConfig.register("spen", SpenConfig, exist_ok=True)
 AutoModel.register(SpenConfig, SpenModel, exist_ok=True)
 AutoModelForCausalLM.register(SpenConfig, SpenForCausalLM, exist_ok=True)

@@ -17,7 +17,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from ematrace.spen.predictors import unit
+from ematrace.spen.predictors import Past, unit
 
 
 @dataclass(frozen=True)
@@ -86,6 +86,24 @@ class FastWeights:
     def uncertainty(self, rule: PGHU) -> Tensor:
         """mean(1 / pi) over the dimensions, [B]."""
         return _precision(rule, self.variance).reciprocal().mean(-1)
+
+
+@dataclass
+class FastPredictor:
+    """The predictor of one block under PGHU, in the place of its static one. It reads one token at a time."""
+
+    rule: PGHU
+    W_base: Tensor
+    weights: FastWeights
+
+    def __call__(
+        self, x: Tensor, traces: Tensor, past: Past = None, mask: Tensor | None = None, cu_seqlens: Tensor | None = None
+    ) -> tuple[Tensor, Past]:
+        """x_hat [B, 1, D] with the weights from before this token; `weights` are those after it from then on."""
+        slow = traces[-1, :, 0]
+        x_hat = self.weights.predict(self.W_base, slow)
+        self.weights = self.weights.update(self.rule, x[:, 0] - x_hat, slow)
+        return x_hat.to(x.dtype).unsqueeze(1), None
 
 
 def _precision(rule: PGHU, variance: Tensor) -> Tensor:

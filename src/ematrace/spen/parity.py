@@ -13,10 +13,9 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from ematrace.spen.block import SpenBlock
+from ematrace.spen.mixer import SpenBlock
 from ematrace.spen.modeling import SpenForCausalLM
 from ematrace.spen.stream import SpenStream
-from ematrace.traces import ema_traces
 
 
 @dataclass(frozen=True)
@@ -42,7 +41,7 @@ def parity(model: SpenForCausalLM, ids: Tensor) -> Parity:
     """Read ids [1, T] both ways. T steps through all blocks twice: a few thousand tokens are a matter of seconds."""
     model = model.eval()
     output = model(ids, output_hidden_states=True)
-    stream = SpenStream(model)
+    stream = SpenStream(model, decoder=None)
     streamed = torch.stack([stream.step(ids[:, t]) for t in range(ids.shape[1])], 1)
     flips, difference = _by_block(model, output.hidden_states)
     return Parity(
@@ -58,15 +57,12 @@ def _by_block(model: SpenForCausalLM, inputs: tuple[Tensor, ...]) -> tuple[float
     flipped, difference, pairs = 0, 0.0, 0
     for layer, x in zip(model.model.layers, inputs, strict=False):  # the last hidden state enters no block
         block = cast(SpenBlock, layer)
-        traces, _ = ema_traces(x, model.config.alphas)
-        parallel_out, parallel, _ = block.respond(x, block.context(x, traces, block.predictor(x, traces)[0]))
+        parallel_out, parallel, _ = block.algorithm1(x)
         state, steps = None, []
-        for t in range(x.shape[1]):
-            x_t = x[:, t : t + 1]
-            traces, state = ema_traces(x_t, model.config.alphas, state)
-            steps.append(block.respond(x_t, block.context(x_t, traces, block.predictor(x_t, traces)[0])))
-        streamed_out = torch.cat([out for out, _, _ in steps], 1)
-        streamed = torch.cat([z for _, z, _ in steps], 1)
+        for x_t in x.split(1, 1):
+            out, units, state = block.algorithm1(x_t, state)
+            steps.append((out, units))
+        streamed_out, streamed = (torch.cat(parts, 1) for parts in zip(*steps, strict=True))
         changed = ((parallel != 0) != (streamed != 0)).any(-1)
         flipped += int(changed.sum())
         pairs += changed.numel()

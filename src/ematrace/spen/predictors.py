@@ -1,7 +1,8 @@
 """Predictors of the current input, the part that the paper's ablation exchanges.
 
 Each is a module `forward(x, traces, past, mask, cu_seqlens) -> (x_hat, past)`: x [B, T, D] the block's input, traces
-[A, B, T, D] the slow one last, `past` what the predictor itself carries from call to call.
+[A, B, T, D] the slow one last, `past` what the predictor itself carries from call to call: None, or tensors whose
+dimension 0 is the batch (with `cu_seqlens`: the packed sequences).
 
 Those that read a sequence see s < t only, so x_hat_0 = 0: with s = t they could copy x_t and make the error vanish.
 Those that read the traces of step t do see x_t inside the traces; that is how the paper's own predictor is defined.
@@ -10,25 +11,34 @@ Those that read the traces of step t do see x_t inside the traces; that is how t
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from typing import cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ematrace.spen.configuration import SpenConfig
-
 Past = tuple[Tensor, ...] | None
 CHUNK = 64
-"""Steps that linear attention handles as one matrix product."""
+"""Steps that linear attention handles in one matmul."""
 
 
-class StaticPredictor(nn.Module):
+class Predictor(nn.Module):
+    """What all of them answer besides x_hat; see `ematrace.mixers.base.Mixer` for the units."""
+
+    def state_size(self, seq_len: int) -> int:
+        return 0
+
+    def flops(self, seq_len: int) -> float:
+        layers = (layer for layer in self.children() if isinstance(layer, nn.Linear))
+        return 2.0 * sum(layer.weight.numel() for layer in layers)
+
+
+class StaticPredictor(Predictor):
     """x_hat_t = W_pred h_t / |h_t| with h the slow trace (Alg. 1, lines 1 and 2)."""
 
-    def __init__(self, config: SpenConfig) -> None:
+    def __init__(self, d_model: int) -> None:
         super().__init__()
-        self.W_pred = nn.Linear(config.d_model, config.d_model, bias=False)
+        self.W_pred = nn.Linear(d_model, d_model, bias=False)
 
     def forward(
         self, x: Tensor, traces: Tensor, past: Past = None, mask: Tensor | None = None, cu_seqlens: Tensor | None = None
@@ -36,16 +46,16 @@ class StaticPredictor(nn.Module):
         return self.W_pred(unit(traces[-1])), None
 
 
-class TraceAttention(nn.Module):
+class TraceAttention(Predictor):
     """Attention over the A trace vectors of this very step: content-dependent weights on what is already averaged."""
 
-    def __init__(self, config: SpenConfig) -> None:
+    def __init__(self, d_model: int, n_traces: int, n_heads: int, softmax: bool) -> None:
         super().__init__()
-        d = config.d_model
-        self.softmax = config.predictor == "softmax"
-        self.n_heads = config.n_heads if self.softmax else 1
-        self.W_q, self.W_k, self.W_v = (nn.Linear(d, d, bias=False) for _ in range(3))
-        self.W_o = nn.Linear(d, d, bias=False) if self.softmax else nn.Identity()
+        self.n_traces = n_traces
+        self.softmax = softmax
+        self.n_heads = n_heads if softmax else 1
+        self.W_q, self.W_k, self.W_v = (nn.Linear(d_model, d_model, bias=False) for _ in range(3))
+        self.W_o = nn.Linear(d_model, d_model, bias=False) if softmax else nn.Identity()
 
     def forward(
         self, x: Tensor, traces: Tensor, past: Past = None, mask: Tensor | None = None, cu_seqlens: Tensor | None = None
@@ -59,17 +69,20 @@ class TraceAttention(nn.Module):
             scores = (scores / q.shape[-1] ** 0.5).softmax(dim=0)
         return self.W_o(torch.einsum("abth,abthd->bthd", scores, v).flatten(-2)), None
 
+    def flops(self, seq_len: int) -> float:
+        d = self.W_q.in_features
+        keys_and_values = 2 * (self.n_traces - 1) * 2.0 * d * d  # of the other traces; one of each is in `super`
+        return super().flops(seq_len) + keys_and_values + 2 * 2.0 * self.n_traces * d
 
-class SequencePredictor(nn.Module):
+
+class SequencePredictor(Predictor):
     """Keys from what is read (the traces side by side, or the inputs); queries from the slow trace; the past only."""
 
-    def __init__(self, config: SpenConfig) -> None:
+    def __init__(self, d_model: int, n_traces: int, reads_traces: bool) -> None:
         super().__init__()
-        d = config.d_model
-        self.reads_traces = config.predictor_reads == "trace_sequence"
-        source = d * len(config.alphas) if self.reads_traces else d
-        self.W_q = nn.Linear(d, d, bias=False)
-        self.W_k = nn.Linear(source, d, bias=False)
+        self.reads_traces = reads_traces
+        self.W_q = nn.Linear(d_model, d_model, bias=False)
+        self.W_k = nn.Linear(d_model * n_traces if reads_traces else d_model, d_model, bias=False)
 
     def source(self, x: Tensor, traces: Tensor) -> Tensor:
         """[B, T, A D] or [B, T, D]."""
@@ -80,37 +93,50 @@ class LinearAttentionPredictor(SequencePredictor):
     """x_hat_t = sum_{s<t} gamma^(t-1-s) (q_t . k_s) v_s, values from the input whatever the keys read.
 
     Queries and keys are made from unit vectors: the sum has no normaliser and runs over 1/(1-gamma) = 1,000 tokens.
+    The past is one matrix [B, D, D].
     """
 
-    def __init__(self, config: SpenConfig) -> None:
-        super().__init__(config)
-        self.gamma = config.gamma
-        self.W_v = nn.Linear(config.d_model, config.d_model, bias=False)
+    def __init__(self, d_model: int, n_traces: int, reads_traces: bool, gamma: float) -> None:
+        super().__init__(d_model, n_traces, reads_traces)
+        self.gamma = gamma
+        self.W_v = nn.Linear(d_model, d_model, bias=False)
 
     def forward(
         self, x: Tensor, traces: Tensor, past: Past = None, mask: Tensor | None = None, cu_seqlens: Tensor | None = None
     ) -> tuple[Tensor, Past]:
         q, k, v = self.W_q(unit(traces[-1])), self.W_k(unit(self.source(x, traces))), self.W_v(x)  # 0 at padding
-        if cu_seqlens is not None:
-            return each_segment(cu_seqlens, lambda part: self._attend(q[:, part], k[:, part], v[:, part])[0]), None
-        x_hat, memory = self._attend(q, k, v, None if past is None else past[0])
-        return x_hat, (memory,)
+        if cu_seqlens is None:
+            x_hat, memory = decayed_linear_attention(q, k, v, self.gamma, None if past is None else past[0], mask)
+            return x_hat, (memory,)
+        memories = [None] * (len(cu_seqlens) - 1) if past is None else past[0].split(1)
+        parts = [
+            decayed_linear_attention(q[:, part], k[:, part], v[:, part], self.gamma, memory)
+            for part, memory in zip(segments(cu_seqlens), memories, strict=True)
+        ]
+        return torch.cat([x_hat for x_hat, _ in parts], 1), (torch.cat([memory for _, memory in parts]),)
 
-    def _attend(self, q: Tensor, k: Tensor, v: Tensor, memory: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        return decayed_linear_attention(q, k, v, self.gamma, memory)
+    def state_size(self, seq_len: int) -> int:
+        return self.W_q.in_features**2
+
+    def flops(self, seq_len: int) -> float:
+        d = self.W_q.in_features
+        whole, rest = divmod(seq_len, CHUNK)
+        inside = whole * CHUNK**2 + rest**2  # (query, key) pairs in the same chunk
+        return super().flops(seq_len) + 2 * 2.0 * d * d + 2 * 2.0 * inside * d / seq_len
 
 
 class SoftmaxPredictor(SequencePredictor):
     """Standard multi-head attention; keys and values from what is read.
 
     Queries and keys are made from vectors scaled to root mean square 1, as a pre-norm transformer does.
+    The past is keys and values [B, H, S, D/H] and their mask [B, S].
     """
 
-    def __init__(self, config: SpenConfig) -> None:
-        super().__init__(config)
-        self.n_heads = config.n_heads
-        self.W_v = nn.Linear(self.W_k.in_features, config.d_model, bias=False)
-        self.W_o = nn.Linear(config.d_model, config.d_model, bias=False)
+    def __init__(self, d_model: int, n_traces: int, reads_traces: bool, n_heads: int) -> None:
+        super().__init__(d_model, n_traces, reads_traces)
+        self.n_heads = n_heads
+        self.W_v = nn.Linear(self.W_k.in_features, d_model, bias=False)
+        self.W_o = nn.Linear(d_model, d_model, bias=False)
 
     def forward(
         self, x: Tensor, traces: Tensor, past: Past = None, mask: Tensor | None = None, cu_seqlens: Tensor | None = None
@@ -121,30 +147,39 @@ class SoftmaxPredictor(SequencePredictor):
             self._heads(self.W_k(rms(source))),
             self._heads(self.W_v(source)),
         )
-        if cu_seqlens is not None:
-            mixed = each_segment(
-                cu_seqlens, lambda part: strictly_causal_attention(q[:, :, part], k[:, :, part], v[:, :, part]), dim=2
-            )
-            return self.W_o(mixed.transpose(1, 2).flatten(-2)), None
-        seen = torch.ones_like(q[:, 0, :, 0], dtype=torch.bool) if mask is None else mask.bool()
-        if past is not None:
-            k, v = torch.cat([past[0], k], dim=2), torch.cat([past[1], v], dim=2)
-            seen = torch.cat([past[2], seen], dim=1)
-        padded = mask is not None or past is not None
-        mixed = strictly_causal_attention(q, k, v, seen if padded else None)
-        return self.W_o(mixed.transpose(1, 2).flatten(-2)), (k, v, seen)
+        if cu_seqlens is None:
+            mixed, past = attend_and_keep(q, k, v, past, mask)
+        else:
+            parts = [
+                attend_and_keep(q[:, :, part], k[:, :, part], v[:, :, part], past and tuple(t[n : n + 1] for t in past))
+                for n, part in enumerate(segments(cu_seqlens))
+            ]
+            mixed, past = torch.cat([y for y, _ in parts], 2), stacked_left([kept for _, kept in parts])
+        return self.W_o(mixed.transpose(1, 2).flatten(-2)), past
 
     def _heads(self, y: Tensor) -> Tensor:
         heads: Tensor = y.unflatten(-1, (self.n_heads, -1))
         return heads.transpose(1, 2)
 
+    def state_size(self, seq_len: int) -> int:
+        return 2 * seq_len * self.W_q.in_features
 
-def build_predictor(config: SpenConfig) -> nn.Module:
-    if config.predictor == "static":
-        return StaticPredictor(config)
-    if config.predictor_reads == "traces_now":
-        return TraceAttention(config)
-    return LinearAttentionPredictor(config) if config.predictor == "linear" else SoftmaxPredictor(config)
+    def flops(self, seq_len: int) -> float:
+        return super().flops(seq_len) + 2 * 2.0 * (seq_len - 1) ** 2 * self.W_q.in_features / seq_len
+
+
+def build_predictor(
+    d_model: int, n_traces: int, predictor: str, reads: str, n_heads: int = 1, gamma: float = 0.999
+) -> Predictor:
+    """The predictor that `SpenConfig.predictor` and `predictor_reads` name."""
+    if predictor == "static":
+        return StaticPredictor(d_model)
+    if reads == "traces_now":
+        return TraceAttention(d_model, n_traces, n_heads, softmax=predictor == "softmax")
+    reads_traces = reads == "trace_sequence"
+    if predictor == "linear":
+        return LinearAttentionPredictor(d_model, n_traces, reads_traces, gamma)
+    return SoftmaxPredictor(d_model, n_traces, reads_traces, n_heads)
 
 
 def unit(h: Tensor) -> Tensor:
@@ -162,26 +197,33 @@ def rms(h: Tensor) -> Tensor:
 
 
 def decayed_linear_attention(
-    q: Tensor, k: Tensor, v: Tensor, gamma: float, memory: Tensor | None = None
+    q: Tensor, k: Tensor, v: Tensor, gamma: float, memory: Tensor | None = None, mask: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """y_t = q_t S_t and S_{t+1} = gamma S_t + k_t v_t^T, over chunks: products inside a chunk, S between chunks.
+    """y_t = q_t S_t and S_{t+1} = gamma S_t + k_t v_t^T, over chunks: matmuls inside a chunk, S between chunks.
 
-    q, k [B, T, K], v [B, T, V], S [B, K, V] in float32 (float64 stays).
+    q, k [B, T, K], v [B, T, V], S [B, K, V] in float32 (float64 stays). Where mask [B, T] is False, k must be 0, and S
+    does not decay.
     """
     exact = torch.float64 if v.dtype == torch.float64 else torch.float32
+    if memory is None:
+        mask = None  # nothing is there yet that could decay
     with torch.autocast(q.device.type, enabled=False):
         dtype, (q, k, v) = v.dtype, (t.to(exact) for t in (q, k, v))
         S = q.new_zeros(q.shape[0], q.shape[2], v.shape[2]) if memory is None else memory
         outputs = []
-        for q_c, k_c, v_c in zip(q.split(CHUNK, 1), k.split(CHUNK, 1), v.split(CHUNK, 1), strict=True):
+        for start in range(0, q.shape[1], CHUNK):
+            q_c, k_c, v_c = (t[:, start : start + CHUNK] for t in (q, k, v))
             n = q_c.shape[1]
-            step = torch.arange(n, device=q.device)
-            lag = step[:, None] - 1 - step
+            step, n_steps = torch.arange(n, device=q.device), cast(Tensor | int, n)
+            if mask is not None:  # steps of each row before each step, and in all
+                real = mask[:, start : start + n].long()
+                step, n_steps = real.cumsum(1) - real, real.sum(1)[:, None, None].to(exact)
+            lag = step[..., :, None] - 1 - step[..., None, :]
             decay = torch.where(lag >= 0, gamma ** lag.clamp(min=0).to(exact), 0.0)
-            from_past = (gamma ** step.to(exact))[:, None] * (q_c @ S)
+            from_past = (gamma ** step.to(exact))[..., None] * (q_c @ S)
             outputs.append(((q_c @ k_c.mT) * decay) @ v_c + from_past)
-            to_end = (gamma ** (n - 1 - step).to(exact))[:, None]
-            S = gamma**n * S + (k_c * to_end).mT @ v_c
+            to_end = gamma ** (n_steps - 1 - step[..., None]).clamp(min=0).to(exact)
+            S = gamma**n_steps * S + (k_c * to_end).mT @ v_c
         return (torch.cat(outputs, 1) if outputs else v).to(dtype), S
 
 
@@ -203,7 +245,25 @@ def strictly_causal_attention(q: Tensor, k: Tensor, v: Tensor, seen: Tensor | No
     return torch.where(some, mixed, 0.0)
 
 
-def each_segment(cu_seqlens: Tensor, attend: Callable[[slice], Tensor], dim: int = 1) -> Tensor:
-    """Run `attend` on each packed sequence by itself and put the results side by side again."""
-    ends: list[int] = cu_seqlens.tolist()
-    return torch.cat([attend(slice(a, b)) for a, b in itertools.pairwise(ends)], dim=dim)
+def attend_and_keep(
+    q: Tensor, k: Tensor, v: Tensor, past: Past = None, mask: Tensor | None = None
+) -> tuple[Tensor, tuple[Tensor, ...]]:
+    """Strictly causal attention over the past and these steps, and the past with these steps added."""
+    seen = torch.ones_like(q[:, 0, :, 0], dtype=torch.bool) if mask is None else mask.bool()
+    if past is not None:
+        k, v = torch.cat([past[0], k], dim=2), torch.cat([past[1], v], dim=2)
+        seen = torch.cat([past[2], seen], dim=1)
+    padded = mask is not None or past is not None
+    return strictly_causal_attention(q, k, v, seen if padded else None), (k, v, seen)
+
+
+def stacked_left(pasts: list[tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
+    """The keys, values and masks of several sequences as one batch, the shorter ones padded before their first step."""
+    longest = max(seen.shape[1] for _, _, seen in pasts)
+    k, v = (torch.cat([F.pad(past[i], (0, 0, longest - past[i].shape[2], 0)) for past in pasts]) for i in range(2))
+    return k, v, torch.cat([F.pad(seen, (longest - seen.shape[1], 0)) for _, _, seen in pasts])
+
+
+def segments(cu_seqlens: Tensor) -> list[slice]:
+    """Where each packed sequence is."""
+    return [slice(start, end) for start, end in itertools.pairwise(cu_seqlens.tolist())]

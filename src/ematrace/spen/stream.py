@@ -2,30 +2,32 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Literal, cast
 
 import torch
 import torch.nn.functional as F
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
 from torch import Tensor
 
-from ematrace.files import write_atomically
-from ematrace.spen.cache import BlockState, SpenCache
-from ematrace.spen.decoder import Decoder, require_static_predictor
-from ematrace.spen.fast_weights import PGHU, FastWeights
+from ematrace.models import MixerCache
+from ematrace.spen import stream_files
+from ematrace.spen.decode import Decoder, applicable_decoder
+from ematrace.spen.decode.weights import obstacle_to_decoding
+from ematrace.spen.fast_weights import PGHU, FastPredictor, FastWeights
+from ematrace.spen.mixer import SpenBlock
 from ematrace.spen.modeling import SpenForCausalLM
-from ematrace.traces import ema_traces
 
-FORMAT = "ematrace-stream-1"
 PARALLEL_STEPS = 2048
 """Tokens of a long text that go through the model at once."""
 SCORED_STEPS = 256
 """Tokens whose logits are held at once while surprise is measured."""
+DECODED_STEPS = {"cpu": 1, "cuda": 64}
+"""Longest part that goes through a decoder rather than through the model in parallel.
+
+A pass of the model keeps a GPU waiting for the CPU that launches its kernels, about 10 ms whatever the length; a step
+of the decoder takes 0.15 ms. On a CPU both are bound by reading the weights, which a pass over two tokens does once.
+"""
 
 
 @dataclass
@@ -43,50 +45,63 @@ class Surprise:
 class SpenStream:
     """A SPEN that reads on. State per block: the traces, O(d); with PGHU also the fast weights, O(d^2).
 
-    With a decoder (`decoder.build_decoder(model)`) `step` goes through it; `feed` and `surprise` stay with the model,
-    which reads many tokens in parallel, and the state passes between the two.
+    decoder  "auto": `step` goes through `decode.build_decoder(model)` where that applies (static predictor, no PGHU, no
+             layer replaced or hooked), and so do short parts in `feed` and `surprise`. None: the model itself, always.
+             Or a decoder that you have built.
+
+    A decoder and the model differ by rounding; on a GPU the decoder's weights are bfloat16. It keeps the weights that
+    the model had when it was built, at the first step; after a change of weights, call `reset`.
 
     >>> stream = SpenStream(model)                   # doctest: +SKIP
     >>> logits = stream.feed(prompt_ids)[:, -1]      # doctest: +SKIP
     >>> logits = stream.step(logits.argmax(-1))      # doctest: +SKIP
     """
 
-    def __init__(self, model: SpenForCausalLM, pghu: PGHU | None = None, decoder: Decoder | None = None) -> None:
+    def __init__(
+        self, model: SpenForCausalLM, pghu: PGHU | None = None, decoder: Decoder | Literal["auto"] | None = "auto"
+    ) -> None:
         if pghu is not None and model.config.predictor != "static":
             raise ValueError(f"PGHU adapts the static predictor; this model's is {model.config.predictor!r}")
-        if decoder is not None:
-            require_static_predictor(model)
-            if pghu is not None:
-                raise ValueError("pghu and decoder exclude each other: a decoder's weights do not adapt")
         self.model = model.eval()
         self.pghu = pghu
-        self.decoder = decoder
+        self.decoder: Decoder | None = None
+        self._automatic = isinstance(decoder, str)
+        if isinstance(decoder, str):
+            if decoder != "auto":
+                raise ValueError(f"decoder is {decoder!r}; it must be 'auto', None or a Decoder")
+        elif decoder is not None:
+            obstacle = obstacle_to_decoding(model)
+            if obstacle is not None:
+                raise ValueError(obstacle)
+            if pghu is not None:
+                raise ValueError("pghu and decoder exclude each other: a decoder's weights do not adapt")
+            self.decoder = decoder
+        self._chosen_for: tuple[object, ...] | None = None
         self.reset()
 
     def reset(self) -> None:
         """Forget everything."""
-        self.cache = SpenCache.empty(self.model.config.n_layers)
+        self.cache = MixerCache.empty(self.model.config.n_layers)
         self.fast_weights: list[FastWeights] = []
-        self._decoding: tuple[SpenCache, Tensor] | None = None
+        self._decoding: tuple[MixerCache, Tensor] | None = None
+        if self._chosen_for is not None and self._chosen_for[1] != _versions(self.model):
+            self._chosen_for = None
 
-    def snapshot(self) -> tuple[SpenCache, list[FastWeights]]:
+    def snapshot(self) -> tuple[MixerCache, list[FastWeights]]:
         """The state as it is now. Reading on makes new tensors and leaves these alone, so nothing is copied."""
         self._decoding = None  # a decoder works in place: its next step begins with a copy
-        return SpenCache(list(self.cache.blocks), self.cache.seen_tokens), list(self.fast_weights)
+        return MixerCache(list(self.cache.blocks), self.cache.seen_tokens), list(self.fast_weights)
 
-    def restore(self, snapshot: tuple[SpenCache, list[FastWeights]]) -> None:
+    def restore(self, snapshot: tuple[MixerCache, list[FastWeights]]) -> None:
         cache, fast_weights = snapshot
-        self.cache, self.fast_weights = SpenCache(list(cache.blocks), cache.seen_tokens), list(fast_weights)
+        self.cache, self.fast_weights = MixerCache(list(cache.blocks), cache.seen_tokens), list(fast_weights)
 
     @torch.no_grad()
     def step(self, ids: Tensor | list[int] | int) -> Tensor:
         """One token for each of B streams, ids [B] (or a number); returns the logits of the next, [B, vocabulary]."""
         ids = torch.as_tensor(ids, device=self.model.device).reshape(-1, 1)
-        if self.decoder is not None:
-            return self._decode(self.decoder, ids[:, 0])
-        hidden, _ = self._advance(ids)
-        logits: Tensor = self.model.lm_head(hidden[:, -1])
-        return logits
+        logits, _ = self._read(ids)
+        return logits[:, -1]
 
     @torch.no_grad()
     def feed(self, ids: Tensor | list[int], keep: int = 0) -> Tensor:
@@ -95,9 +110,11 @@ class SpenStream:
         Returns logits [B, T, vocabulary], or only those of the last `keep` tokens: a long prompt needs just one.
         """
         ids = self._as_batch(ids)
-        hidden = torch.cat([self._advance(part)[0][:, -keep:] for part in ids.split(PARALLEL_STEPS, 1)], 1)
-        logits: Tensor = self.model.lm_head(hidden[:, -keep:])
-        return logits
+        wanted = keep or ids.shape[1]
+        parts = list(ids.split(PARALLEL_STEPS, 1))
+        after = [sum(part.shape[1] for part in parts[i + 1 :]) for i in range(len(parts))]
+        logits = [self._read(part, max(wanted - later, 0))[0] for part, later in zip(parts, after, strict=True)]
+        return torch.cat(logits, 1)
 
     @torch.no_grad()
     def surprise(self, ids: Tensor | list[int], predicted: Tensor | None = None) -> Surprise:
@@ -105,8 +122,7 @@ class SpenStream:
         ids = self._as_batch(ids)
         nats, uncertainty = [], []
         for part in ids.split(SCORED_STEPS, 1):
-            hidden, part_uncertainty = self._advance(part)
-            logits = self.model.lm_head(hidden)
+            logits, part_uncertainty = self._read(part)
             before = torch.full_like(logits[:, 0], torch.nan) if predicted is None else predicted
             scored = torch.cat([before.unsqueeze(1).to(logits), logits[:, :-1]], 1)
             nats.append(-F.log_softmax(scored.double(), -1).gather(-1, part.unsqueeze(-1)).squeeze(-1))
@@ -123,41 +139,11 @@ class SpenStream:
 
     def save(self, path: str | Path) -> Path:
         """Write the state as safetensors, whole or not at all."""
-        tensors: dict[str, Tensor] = {}
-        for i, block in enumerate(self.cache.blocks):
-            if block.traces is not None:
-                tensors[f"{i}.traces"] = block.traces
-            tensors |= {f"{i}.predictor.{j}": t for j, t in enumerate(block.predictor or ())}
-        for i, weights in enumerate(self.fast_weights):
-            tensors |= {f"{i}.fast.{name}": t for name, t in vars(weights).items()}
-        metadata = {
-            "format": FORMAT,
-            "model": fingerprint(self.model),
-            "seen_tokens": str(self.cache.seen_tokens),
-            "pghu": json.dumps(None if self.pghu is None else asdict(self.pghu)),
-        }
-        return write_atomically(path, save({k: t.contiguous().cpu() for k, t in tensors.items()}, metadata))
+        return stream_files.save_state(path, self.model, self.pghu, self.cache, self.fast_weights)
 
     def load(self, path: str | Path) -> SpenStream:
         """Continue where the saved stream stopped. The file must come from this very model and PGHU setting."""
-        metadata, tensors = _read(path, self.model.device)
-        expected = {
-            "format": FORMAT,
-            "model": fingerprint(self.model),
-            "pghu": json.dumps(None if self.pghu is None else asdict(self.pghu)),
-        }
-        for field, value in expected.items():
-            if metadata.get(field) != value:
-                raise ValueError(f"{path}: {field} is {metadata.get(field)}, this stream's is {value}")
-        blocks = []
-        for i in range(self.model.config.n_layers):
-            n_past = sum(name.startswith(f"{i}.predictor.") for name in tensors)
-            past = tuple(tensors[f"{i}.predictor.{j}"] for j in range(n_past))
-            blocks.append(BlockState(tensors.get(f"{i}.traces"), past or None))
-        fast = range(sum(name.endswith(".fast.delta") for name in tensors))
-        names = ("base_scale", "delta", "variance")
-        self.cache = SpenCache(blocks, int(metadata["seen_tokens"]))
-        self.fast_weights = [FastWeights(**{name: tensors[f"{i}.fast.{name}"] for name in names}) for i in fast]
+        self.cache, self.fast_weights = stream_files.load_state(path, self.model, self.pghu)
         return self
 
     def _as_batch(self, ids: Tensor | list[int]) -> Tensor:
@@ -168,71 +154,76 @@ class SpenStream:
             raise ValueError(f"a stream takes ids [batch, time] with at least one token, got {tuple(ids.shape)}")
         return ids
 
-    def _decode(self, decoder: Decoder, ids: Tensor) -> Tensor:
-        """`step` through a decoder. While it runs, the blocks of the cache are views of the tensor it updates."""
+    def _check_streams(self, ids: Tensor) -> None:
+        held = next((len(state[0]) for state in self.cache.blocks if state is not None), len(ids))
+        if len(ids) != held:
+            raise ValueError(f"this stream carries {held} sequences, got ids for {len(ids)}")
+
+    def _read(self, ids: Tensor, keep: int | None = None) -> tuple[Tensor, Tensor | None]:
+        """Read ids [B, T]: logits of the last `keep` of them (default: all) and, with PGHU, uncertainty [B, T]."""
         self._check_streams(ids)
+        keep = ids.shape[1] if keep is None else keep
+        decoder = self._decoder_for(ids)
+        if decoder is not None:
+            steps = [self._decode(decoder, token) for token in ids.T.contiguous()]
+            skipped = steps[0].unsqueeze(1)[:, :0]
+            return torch.stack(steps[len(steps) - keep :], 1) if keep else skipped, None
+        if self.pghu is not None:
+            adapted = [self._adapt(self.pghu, token) for token in ids.split(1, 1)]
+            hidden, uncertainty = (torch.cat(parts, 1) for parts in zip(*adapted, strict=True))
+        else:
+            output = self.model.model(ids, past_key_values=self.cache, use_cache=True)
+            self.cache, hidden, uncertainty = output.past_key_values, output.last_hidden_state, None
+        logits: Tensor = self.model.lm_head(hidden[:, hidden.shape[1] - keep :])
+        return logits, uncertainty
+
+    def _decoder_for(self, ids: Tensor) -> Decoder | None:
+        """The decoder to read ids [B, T] with, or None for the model itself."""
+        n_streams, n_steps = ids.shape
+        if n_steps > DECODED_STEPS.get(ids.device.type, 1):
+            return None
+        if self._automatic and self.pghu is None:
+            known = self._chosen_for is not None and self._chosen_for[0] == n_streams
+            if not known:
+                self.decoder = applicable_decoder(self.model, n_streams)
+                self._chosen_for = (n_streams, _versions(self.model))
+        return self.decoder
+
+    def _decode(self, decoder: Decoder, ids: Tensor) -> Tensor:
+        """A token through a decoder. While it runs, the blocks of the cache are views of the tensor it updates."""
         if decoder.n_streams not in (None, len(ids)):
             raise ValueError(f"this decoder was built for {decoder.n_streams} streams, got ids for {len(ids)}")
         if self._decoding is None or self._decoding[0] is not self.cache:  # begun, fed, restored or loaded since
             config = self.model.config
-            size = (len(config.alphas), len(ids), config.d_model)
-            traces = [ids.new_zeros(size) if b.traces is None else b.traces for b in self.cache.blocks]
-            state = torch.stack([t.float() for t in traces])
-            self.cache = SpenCache([BlockState(t) for t in state], self.cache.seen_tokens)
+            size = (len(ids), len(config.alphas), config.d_model)
+            traces = [ids.new_zeros(size) if state is None else state[0] for state in self.cache.blocks]
+            state = torch.stack([t.float().transpose(0, 1) for t in traces])  # [n_layers, A, B, D]
+            self.cache = MixerCache([(t.transpose(0, 1),) for t in state], self.cache.seen_tokens)
             self._decoding = self.cache, state
         logits = decoder.step(ids, self._decoding[1])
         self.cache.seen_tokens += 1
         return logits.clone() if logits.is_cuda else logits  # decoders of a GPU write to the same place again
 
-    def _check_streams(self, ids: Tensor) -> None:
-        held = next((block.traces.shape[1] for block in self.cache.blocks if block.traces is not None), len(ids))
-        if len(ids) != held:
-            raise ValueError(f"this stream carries {held} sequences, got ids for {len(ids)}")
-
-    def _advance(self, ids: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Final hidden states [B, T, D] and, with PGHU, uncertainty [B, T]; the state moves on."""
-        self._check_streams(ids)
-        if self.pghu is None:
-            output = self.model.model(ids, past_key_values=self.cache, use_cache=True)
-            self.cache = output.past_key_values
-            return output.last_hidden_state, None
-        steps = [self._adapt(self.pghu, ids[:, t : t + 1]) for t in range(ids.shape[1])]
-        return torch.cat([hidden for hidden, _ in steps], 1), torch.stack([u for _, u in steps], 1)
-
     def _adapt(self, rule: PGHU, ids: Tensor) -> tuple[Tensor, Tensor]:
-        """One token through all blocks, each of which predicts with its fast weights and then updates them."""
+        """One token through all blocks, each of which predicts with its fast weights and then updates them.
+
+        Returns hidden states [B, 1, D] and uncertainty [B, 1].
+        """
         backbone = self.model.model
-        x = backbone.embed_tokens(ids)
+        blocks = [cast(SpenBlock, block) for block in backbone.layers]
+        bases = [block.mixer.static_predictor.W_pred.weight for block in blocks]
         if not self.fast_weights:
-            bases = [block.predictor.W_pred.weight for block in backbone.layers]
             self.fast_weights = [FastWeights.fresh(rule, W_base, len(ids)) for W_base in bases]
-        for i, block in enumerate(backbone.layers):
-            traces, state = ema_traces(x, self.model.config.alphas, self.cache.blocks[i].traces)
-            slow = traces[-1, :, 0]
-            x_hat = self.fast_weights[i].predict(block.predictor.W_pred.weight, slow)
-            self.fast_weights[i] = self.fast_weights[i].update(rule, x[:, 0] - x_hat, slow)
-            x, _, _ = block.respond(x, block.context(x, traces, x_hat.to(x.dtype).unsqueeze(1)))
-            self.cache.blocks[i] = BlockState(state)
+        x = backbone.embed_tokens(ids)
+        for i, (block, W_base) in enumerate(zip(blocks, bases, strict=True)):
+            predictor = FastPredictor(rule, W_base, self.fast_weights[i])
+            x, _, self.cache.blocks[i] = block.algorithm1(x, self.cache.blocks[i], predictor)
+            self.fast_weights[i] = predictor.weights
         self.cache.seen_tokens += 1
         uncertainty = torch.stack([weights.uncertainty(rule) for weights in self.fast_weights]).mean(0)
-        return backbone.norm(x), uncertainty
+        return backbone.norm(x), uncertainty.unsqueeze(1)
 
 
-def fingerprint(model: SpenForCausalLM) -> str:
-    """sha256 over settings and weights: a state continues exactly only with the model that made it."""
-    digest = hashlib.sha256(json.dumps(model.config.to_diff_dict(), sort_keys=True, default=str).encode())
-    for name, parameter in sorted(model.named_parameters()):
-        digest.update(name.encode())
-        digest.update(parameter.detach().cpu().contiguous().view(torch.uint8).numpy().data)
-    return digest.hexdigest()
-
-
-def _read(path: str | Path, device: torch.device) -> tuple[dict[str, str], dict[str, Tensor]]:
-    if not Path(path).is_file():
-        raise FileNotFoundError(f"{path}: no such file")
-    try:
-        with safe_open(path, framework="pt", device=str(device)) as file:
-            metadata: dict[str, Any] = file.metadata() or {}
-            return metadata, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except SafetensorError as error:
-        raise ValueError(f"{path}: not a whole safetensors file ({error})") from None
+def _versions(model: SpenForCausalLM) -> tuple[tuple[int, int], ...]:
+    """Changes when weights do, in place or by others in their place."""
+    return tuple((p.data_ptr(), p._version) for p in model.parameters())

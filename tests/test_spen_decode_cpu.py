@@ -11,12 +11,13 @@ import torch
 
 from ematrace.ops.topk import gelu_rank, topk_mask
 from ematrace.spen import PGHU, SpenConfig, SpenForCausalLM, SpenStream
-from ematrace.spen.decoder import FoldedWeights, build_decoder, folded_weights
+from ematrace.spen.decode import build_decoder
+from ematrace.spen.decode.weights import FoldedWeights, folded_weights
 
 pytest.importorskip("numba")
 
-from ematrace.spen import decoder_cpu_kernels as kernels
-from ematrace.spen.decoder_cpu import CpuDecoder
+from ematrace.spen.decode import cpu_kernels as kernels
+from ematrace.spen.decode.cpu import CpuDecoder
 
 VOCABULARY = 61
 
@@ -48,9 +49,9 @@ def decoded(decoder: CpuDecoder, state: torch.Tensor, ids: torch.Tensor) -> torc
 
 def stepped(model: SpenForCausalLM, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Logits and state of the model's own step."""
-    stream = SpenStream(model)
+    stream = SpenStream(model, decoder=None)
     logits = torch.stack([stream.step(ids[:, t]) for t in range(ids.shape[1])], 1)
-    return logits, torch.stack([block.traces for block in stream.cache.blocks])
+    return logits, torch.stack([state[0].transpose(0, 1) for state in stream.cache.blocks])
 
 
 def perplexity(logits: torch.Tensor, ids: torch.Tensor) -> float:
@@ -141,11 +142,12 @@ def test_folding_keeps_the_function() -> None:
     h, x = torch.randn(3, 24, dtype=torch.float64), torch.randn(24, dtype=torch.float64)
     for block, folded in zip(model.model.layers, folded_weights(model).blocks, strict=True):
         unit = h[2] / h[2].norm()
-        e = x - block.predictor.W_pred.weight.double() @ unit
-        expected = block.W_h.weight.double() @ h.flatten() + block.W_e.weight.double() @ e
+        mixer = block.mixer
+        e = x - mixer.predictor.W_pred.weight.double() @ unit
+        expected = mixer.W_h.weight.double() @ h.flatten() + mixer.W_e.weight.double() @ e
         told = folded.M.double() @ torch.cat([h.flatten(), x, unit])
         torch.testing.assert_close(told, expected, rtol=0, atol=1e-6)
-        assert torch.equal(folded.W_down_T.T, block.W_down.weight)
+        assert torch.equal(folded.W_down_T.T, block.ffn.W_down.weight)
 
 
 @pytest.mark.parametrize("n_streams", [1, 3])
@@ -218,7 +220,7 @@ def test_tied_units_are_those_of_the_model() -> None:
     model = make_model()
     with torch.no_grad():
         for block in model.model.layers:
-            block.W_up.weight[:] = block.W_up.weight[:1]
+            block.ffn.W_up.weight[:] = block.ffn.W_up.weight[:1]
     ids = tokens(1, 10)
     expected, _ = stepped(model, ids)
     torch.testing.assert_close(decoded(CpuDecoder(model), zero_state(model), ids), expected, rtol=0, atol=1e-5)
@@ -301,7 +303,7 @@ def test_the_largest_are_those_of_the_operator(values: torch.Tensor) -> None:
 def test_a_stream_prefills_in_parallel_decodes_and_prefills_again(n_streams: int) -> None:
     model = make_model(ffn="dense")
     ids = tokens(n_streams, 90)
-    stream, plain = SpenStream(model, decoder=CpuDecoder(model)), SpenStream(model)
+    stream, plain = SpenStream(model, decoder=CpuDecoder(model)), SpenStream(model, decoder=None)
     for first, end in ((0, 30), (30, 60)):
         torch.testing.assert_close(stream.feed(ids[:, first:end]), plain.feed(ids[:, first:end]), rtol=0, atol=1e-4)
         for t in range(end, end + 10):
@@ -309,7 +311,7 @@ def test_a_stream_prefills_in_parallel_decodes_and_prefills_again(n_streams: int
         assert stream.cache.seen_tokens == plain.cache.seen_tokens
         assert stream.state_bytes() == plain.state_bytes()
         for block, other in zip(stream.cache.blocks, plain.cache.blocks, strict=True):
-            torch.testing.assert_close(block.traces, other.traces, rtol=0, atol=1e-5)
+            torch.testing.assert_close(block[0], other[0], rtol=0, atol=1e-5)
 
 
 def test_a_stream_steps_through_its_decoder() -> None:
@@ -420,8 +422,8 @@ def test_models_and_settings_it_cannot_run_are_refused() -> None:
     with pytest.raises(ValueError, match=r"SpenConfig.predictor is 'linear'"):
         SpenStream(linear, decoder=CpuDecoder(model))
     observed = make_model()
-    observed.model.layers[0].W_up.register_forward_hook(lambda *call: None)
-    with pytest.raises(ValueError, match="calls no layers, but W_up is more than its weight"):
+    observed.model.layers[0].ffn.W_up.register_forward_hook(lambda *call: None)
+    with pytest.raises(ValueError, match=r"calls no layers, but model.layers.0.ffn.W_up was replaced or hooked"):
         CpuDecoder(observed)
     with pytest.raises(ValueError, match="pghu and decoder exclude each other"):
         SpenStream(model, PGHU(), CpuDecoder(model))

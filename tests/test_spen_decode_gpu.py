@@ -19,13 +19,14 @@ if not any(Path("/dev").glob("nvidia[0-9]*")):
 from ematrace.ops.topk import topk_mask
 from ematrace.spen import SpenConfig, SpenForCausalLM, SpenStream
 
-decoder_gpu = pytest.importorskip("ematrace.spen.decoder_gpu")
-decode_kernels = pytest.importorskip("ematrace.spen.decode_kernels")
+gpu = pytest.importorskip("ematrace.spen.decode.gpu")
+gpu_kernels = pytest.importorskip("ematrace.spen.decode.gpu_kernels")
+gpu_topk = pytest.importorskip("ematrace.spen.decode.gpu_topk")
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 triton = pytest.importorskip("triton")
 tl = triton.language
 pytestmark = pytest.mark.skipif(
-    DEVICE == "cpu" and not decode_kernels.INTERPRETED, reason="neither a GPU nor TRITON_INTERPRET=1"
+    DEVICE == "cpu" and not gpu_kernels.INTERPRETED, reason="neither a GPU nor TRITON_INTERPRET=1"
 )
 on_gpu = pytest.mark.skipif(DEVICE == "cpu", reason="programs that wait for each other need a GPU")
 
@@ -48,7 +49,7 @@ def build(**changes: Any) -> SpenForCausalLM:
             else:
                 parameter.copy_(parameter.bfloat16())
         for block in model.model.layers:
-            for weight in (block.W_e.weight, block.predictor.W_pred.weight):
+            for weight in (block.mixer.W_e.weight, block.mixer.predictor.W_pred.weight):
                 weight.copy_((weight / 0.3).round().clamp(-1, 1) / 4)
     return model
 
@@ -62,7 +63,7 @@ def reference(model: SpenForCausalLM, ids: Tensor) -> tuple[Tensor, Tensor]:
     stream = SpenStream(SpenForCausalLM(model.config).double())
     stream.model.load_state_dict({k: v.double().cpu() for k, v in model.state_dict().items()})
     logits = torch.stack([stream.step(row) for row in ids])
-    return logits, torch.stack([block.traces for block in stream.cache.blocks])
+    return logits, torch.stack([state[0].transpose(0, 1) for state in stream.cache.blocks])
 
 
 def assert_same(model: SpenForCausalLM, decoder: Any, ids: Tensor, **tolerance: float) -> None:
@@ -87,7 +88,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("name", CONFIGS)
 def test_one_kernel_alone_equals_the_model(name: str) -> None:
     model = build(**CONFIGS[name]).to(DEVICE)
-    decoder = decoder_gpu.GpuDecoder(model, path="one_kernel", programs=1)
+    decoder = gpu.GpuDecoder(model, path="one_kernel", programs=1)
     assert_same(model, decoder, draw(5, 1))
     assert not int(decoder.engine.status)
 
@@ -95,14 +96,14 @@ def test_one_kernel_alone_equals_the_model(name: str) -> None:
 @pytest.mark.parametrize("options", [{"head_rows": 8}, {"warps": 4, "head_rows": 16}])
 def test_tuning_changes_nothing(options: dict[str, int]) -> None:
     model = build(n_layers=2).to(DEVICE)
-    assert_same(model, decoder_gpu.GpuDecoder(model, path="one_kernel", programs=1, **options), draw(3, 1))
+    assert_same(model, gpu.GpuDecoder(model, path="one_kernel", programs=1, **options), draw(3, 1))
 
 
 @pytest.mark.parametrize("programs", [2, 5, 8])
 def test_programs_share_the_rows(programs: int) -> None:
     """One part of the token after the other, so that no program has to wait; odd shares leave rows and words over."""
     model = build(n_layers=2).to(DEVICE)
-    engine = decoder_gpu.GpuDecoder(model, path="one_kernel", programs=programs).engine
+    engine = gpu.GpuDecoder(model, path="one_kernel", programs=programs).engine
     assert engine.programs == programs
     ids = draw(3, 1)
     expected, expected_state = reference(model, ids)
@@ -111,10 +112,10 @@ def test_programs_share_the_rows(programs: int) -> None:
         changed = state.clone()
         token = row.to(DEVICE)
         for layer in range(2):
-            for part in (decode_kernels.CONTEXT, decode_kernels.UNITS, decode_kernels.OUTPUT):
+            for part in (gpu_kernels.CONTEXT, gpu_kernels.UNITS, gpu_kernels.OUTPUT):
                 engine.launch(token, state, parts=part, layer=layer, next_state=changed)
         engine.logits.fill_(torch.nan)
-        engine.launch(token, state, parts=decode_kernels.HEAD)
+        engine.launch(token, state, parts=gpu_kernels.HEAD)
         state = changed
         torch.testing.assert_close(engine.logits.double().cpu(), logits, **CLOSE)
     torch.testing.assert_close(state.double().cpu(), expected_state.double(), **CLOSE)
@@ -124,14 +125,14 @@ def test_programs_share_the_rows(programs: int) -> None:
 @pytest.mark.parametrize("name", ["paper", "direct", "dense", "untied"])
 def test_products_equal_the_model(name: str, n_streams: int) -> None:
     model = build(**CONFIGS[name]).to(DEVICE)
-    decoder = decoder_gpu.GpuDecoder(model, n_streams, torch.float32, path="products")
+    decoder = gpu.GpuDecoder(model, n_streams, torch.float32, path="products")
     assert_same(model, decoder, draw(5, n_streams))
 
 
 def test_products_in_parts_and_bfloat16() -> None:
     """bfloat16 between the products; dense, since rounding may change which units are kept."""
     model = build(ffn="dense").to(DEVICE)
-    whole, parts = (decoder_gpu.GpuDecoder(model, 4, path="products", split=n) for n in (1, 4))
+    whole, parts = (gpu.GpuDecoder(model, 4, path="products", split=n) for n in (1, 4))
     ids = draw(3, 4)
     assert_same(model, whole, ids, rtol=0.05, atol=0.1)
     assert_same(model, parts, ids, rtol=0.05, atol=0.1)
@@ -141,7 +142,7 @@ def test_products_in_parts_and_bfloat16() -> None:
 def test_greedy_reading_on_is_argmax_and_step(path: str) -> None:
     model = build(n_layers=1).to(DEVICE)
     options = {"programs": 1} if path == "one_kernel" else {}
-    decoder = decoder_gpu.GpuDecoder(model, path=path, **options)
+    decoder = gpu.GpuDecoder(model, path=path, **options)
     start = torch.tensor([3], device=DEVICE)
     state, stepped = decoder.new_state(), decoder.new_state()
     decoder.step(start, state)  # a first token, so that the clock does not start at 0
@@ -157,7 +158,7 @@ def test_greedy_reading_on_is_argmax_and_step(path: str) -> None:
 def test_state_can_be_replaced() -> None:
     """Another tensor is another stream; the same one goes on."""
     model = build(n_layers=1).to(DEVICE)
-    decoder = decoder_gpu.GpuDecoder(model, programs=1)
+    decoder = gpu.GpuDecoder(model, programs=1)
     ids = draw(4, 1).to(DEVICE)
     one, other = decoder.new_state(), decoder.new_state()
     first = decoder.step(ids[0], one).clone()
@@ -169,21 +170,21 @@ def test_state_can_be_replaced() -> None:
 def test_errors_in_one_line() -> None:
     model = build(n_layers=1).to(DEVICE)
     with pytest.raises(ValueError, match="one_kernel"):
-        decoder_gpu.GpuDecoder(model, 2, path="one_kernel")
-    decoder = decoder_gpu.GpuDecoder(model, programs=1)
+        gpu.GpuDecoder(model, 2, path="one_kernel")
+    decoder = gpu.GpuDecoder(model, programs=1)
     with pytest.raises(ValueError, match=r"state must be contiguous float32 \(1, 3, 1, 24\)"):
         decoder.step(torch.tensor([1]), torch.zeros(1, 3, 2, 24))
     with pytest.raises(ValueError, match="static predictor"):
-        decoder_gpu.GpuDecoder(SpenForCausalLM(SpenConfig.preset("spen-tiny", predictor="linear")).to(DEVICE))
+        gpu.GpuDecoder(SpenForCausalLM(SpenConfig.preset("spen-tiny", predictor="linear")).to(DEVICE))
 
 
 def test_every_program_has_rows() -> None:
     for limit in (1, 7, 100, 132):
         for d, d_ff in ((768, 3072), (24, 40), (10, 9)):
-            n = decoder_gpu._usable_programs(limit, d, d_ff)
+            n = gpu._usable_programs(limit, d, d_ff)
             assert 1 <= n <= limit
             assert all((n - 1) * -(-rows // n) < rows for rows in (d, d_ff))
-    assert decoder_gpu._usable_programs(132, 768, 3072) == 128
+    assert gpu._usable_programs(132, 768, 3072) == 128
 
 
 @triton.jit
@@ -192,7 +193,7 @@ def topk_kernel(z_ptr, kept_ptr, hint_ptr, HALF: tl.constexpr, BLOCK: tl.constex
     inside = at < HALF
     low = tl.load(z_ptr + at, mask=inside, other=0.0)
     high = tl.load(z_ptr + HALF + at, mask=inside, other=0.0)
-    low, high, threshold = decode_kernels._keep_topk(low, high, at, inside, HALF, K, tl.load(hint_ptr))
+    low, high, threshold = gpu_topk.keep_topk(low, high, at, inside, HALF, K, tl.load(hint_ptr))
     tl.store(kept_ptr + at, low, mask=inside)
     tl.store(kept_ptr + HALF + at, high, mask=inside)
     tl.store(hint_ptr, threshold)
@@ -230,14 +231,14 @@ def test_kept_units_are_those_of_the_reference(name: str, n: int, k: int) -> Non
 @pytest.mark.parametrize("programs", [2, 24, 0])
 def test_programs_that_wait_for_each_other(programs: int) -> None:
     model = build().to(DEVICE)
-    assert_same(model, decoder_gpu.GpuDecoder(model, path="one_kernel", programs=programs), draw(40, 1))
+    assert_same(model, gpu.GpuDecoder(model, path="one_kernel", programs=programs), draw(40, 1))
 
 
 @on_gpu
 def test_a_full_size_block_gives_the_same_every_time() -> None:
     torch.manual_seed(0)
     model = SpenForCausalLM(SpenConfig.preset("spen-130m", n_layers=3)).eval().to(DEVICE)
-    decoder = decoder_gpu.GpuDecoder(model)
+    decoder = gpu.GpuDecoder(model)
     start, runs = torch.tensor([7], device=DEVICE), []
     for _ in range(3):
         state = decoder.new_state()

@@ -1,4 +1,4 @@
-"""Traces, input and unit vector side by side, against their definition in float64."""
+"""Traces, input and direction as columns of one matrix, against their definition in float64."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from ematrace import ema_traces
-from ematrace.traces.beside import can_stand_beside, ema_traces_beside
+from ematrace.traces.fused_columns import can_fuse_columns, fused_columns
 
 triton_scan = pytest.importorskip("ematrace.traces.triton_scan")
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -33,7 +33,7 @@ def test_values_and_gradients(T: int, packed: bool) -> None:
     x, state = torch.randn(B, T, D, generator=draw), torch.randn(2, N, D, generator=draw)
     weights = torch.randn(B, T, 4 * D, generator=draw), torch.randn(2, N, D, generator=draw)
     results = []
-    for make, place in ((ema_traces_beside, {"device": DEVICE}), (by_definition, {"dtype": torch.float64})):
+    for make, place in ((fused_columns, {"device": DEVICE}), (by_definition, {"dtype": torch.float64})):
         inputs = [t.to(**place).requires_grad_() for t in (x, alphas, state)]
         outputs = make(*inputs, None if cu is None else cu.to(place.get("device", "cpu")))
         grads = torch.autograd.grad(outputs, inputs, [w.to(o) for w, o in zip(weights, outputs, strict=True)])
@@ -46,7 +46,7 @@ def test_no_length_no_direction() -> None:
     x = torch.zeros(1, 3, 4, device=DEVICE)
     x[0, 1] = 1.0
     x.requires_grad_()
-    columns, _ = ema_traces_beside(x, [0.5, 0.25])
+    columns, _ = fused_columns(x, [0.5, 0.25])
     assert columns[0, 0, -4:].tolist() == [0.0] * 4
     assert columns[0, 1, -4:].tolist() == [0.5] * 4
     (grad,) = torch.autograd.grad(columns[0, 0].sum(), x)
@@ -56,7 +56,7 @@ def test_no_length_no_direction() -> None:
 def test_strides_and_bfloat16() -> None:
     base = torch.randn(2, 20, 12, generator=torch.Generator().manual_seed(0)).bfloat16()
     x = base.to(DEVICE)[:, ::2, 1:9]
-    columns, _ = ema_traces_beside(x, [0.5, 0.02])
+    columns, _ = fused_columns(x, [0.5, 0.02])
     expected, _ = by_definition(
         x.double().cpu(), torch.tensor([0.5, 0.02]).double(), torch.zeros(2, 2, 8).double(), None
     )
@@ -70,7 +70,7 @@ def test_several_programs_a_sequence_and_fixed_rates(D: int, dtype: torch.dtype)
     draw = torch.Generator().manual_seed(D)
     x, weights = torch.randn(1, 17, D, generator=draw).to(dtype), torch.randn(1, 17, 4 * D, generator=draw).to(dtype)
     results = []
-    for make, place in ((ema_traces_beside, {"device": DEVICE}), (by_definition, {"dtype": torch.float64})):
+    for make, place in ((fused_columns, {"device": DEVICE}), (by_definition, {"dtype": torch.float64})):
         y, alphas = x.to(**place).requires_grad_(), torch.tensor([0.7, 0.2], dtype=torch.float64)
         columns, _ = make(y, alphas.to(y.device), torch.zeros(2, 1, D).to(y.device, torch.float64), None)
         results.append((columns, *torch.autograd.grad(columns, y, weights.to(columns))))
@@ -91,11 +91,11 @@ def test_refuses_what_ema_traces_refuses(state: tuple[int, ...] | None, cu_seqle
     with pytest.raises(ValueError, match=r"state must|cu_seqlens") as refused:
         ema_traces(x, [0.5, 0.1], *arguments)
     with pytest.raises(ValueError, match=r"state must|cu_seqlens") as also_refused:
-        ema_traces_beside(x, [0.5, 0.1], *arguments)
+        fused_columns(x, [0.5, 0.1], *arguments)
     assert str(also_refused.value) == str(refused.value)
 
 
 def test_only_where_a_kernel_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert can_stand_beside(torch.zeros(1, 1, 1, device=DEVICE)) == (DEVICE == "cuda")
+    assert can_fuse_columns(torch.zeros(1, 1, 1, device=DEVICE)) == (DEVICE == "cuda")
     monkeypatch.setenv("EMATRACE_KERNELS", "0")
-    assert not can_stand_beside(torch.zeros(1, 1, 1, device=DEVICE))
+    assert not can_fuse_columns(torch.zeros(1, 1, 1, device=DEVICE))

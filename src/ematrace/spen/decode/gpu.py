@@ -15,9 +15,9 @@ import triton
 from torch import Tensor
 
 from ematrace.ops import gelu_topk
-from ematrace.spen import decode_batch, decode_kernels
 from ematrace.spen.configuration import SpenConfig
-from ematrace.spen.decoder import FoldedWeights, folded_weights
+from ematrace.spen.decode import gpu_batch_kernels, gpu_kernels
+from ematrace.spen.decode.weights import FoldedWeights, folded_weights
 from ematrace.spen.modeling import SpenForCausalLM
 
 Path = Literal["auto", "one_kernel", "products"]
@@ -63,7 +63,7 @@ class GpuDecoder:
         if n_streams < 1:
             raise ValueError(f"n_streams must be at least 1, got {n_streams}")
         config, device = model.config, model.device
-        if device.type != "cuda" and not decode_kernels.INTERPRETED:
+        if device.type != "cuda" and not gpu_kernels.INTERPRETED:
             raise ValueError(f"GpuDecoder needs a model on a GPU, got one on {device}")
         weights = folded_weights(model)
         whole = n_streams == 1 and dtype == torch.bfloat16 and config.d_model % 8 == config.d_ff % 8 == 0
@@ -159,7 +159,7 @@ class GpuDecoder:
 
 
 class OneKernel:
-    """One stream: `decode_kernels.decode_token`, launched once for each token."""
+    """One stream: `gpu_kernels.decode_token`, launched once for each token."""
 
     HISTORY = 1 << 16
 
@@ -185,10 +185,10 @@ class OneKernel:
         rates = torch.tensor(config.alphas, dtype=torch.float64, device=device)
 
         def empty_words(*shape: int) -> Tensor:
-            return torch.full(shape, decode_kernels.EMPTY.value, dtype=torch.int32, device=device)
+            return torch.full(shape, gpu_kernels.EMPTY.value, dtype=torch.int32, device=device)
 
         def packed(matrices: list[Tensor], parts: int = 1) -> Tensor:
-            return torch.stack([decode_kernels.pack_pairs(matrix, parts) for matrix in matrices])
+            return torch.stack([gpu_kernels.pack_pairs(matrix, parts) for matrix in matrices])
 
         blocks = weights.blocks
         # LN(c) = (c - mean) / deviation * weight + bias: weight and bias go into W_up, the rest follows the product.
@@ -197,14 +197,14 @@ class OneKernel:
             torch.stack([scaled.double().sum(1), block.W_up.double() @ block.norm_bias.double()]).float()
             for scaled, block in zip(up, blocks, strict=True)
         ]
-        embedding = decode_kernels.pack_pairs(weights.embedding)
+        embedding = gpu_kernels.pack_pairs(weights.embedding)
         self.logits = torch.empty(1, config.vocab_size, device=device)
         self.clock = torch.zeros(1, dtype=torch.int32, device=device)
         self.status = torch.zeros(1, dtype=torch.int32, device=device)
-        self.best = torch.full((2,), decode_kernels.SMALLEST.value, dtype=torch.int64, device=device)
+        self.best = torch.full((2,), gpu_kernels.SMALLEST.value, dtype=torch.int64, device=device)
         self.read = torch.zeros(self.HISTORY, dtype=torch.int64, device=device)
         self.hints = torch.ones(2, n_layers, device=device)
-        self.words = empty_words(2, n_layers, decode_kernels.words_of_a_block(d, d_ff))
+        self.words = empty_words(2, n_layers, gpu_kernels.words_of_a_block(d, d_ff))
         self.memory: tuple[Tensor, ...] = (self.clock, self.best, self.hints, self.words)
         self._tensors = {
             "rates_ptr": torch.stack([1 - rates, rates]).float(),
@@ -214,7 +214,7 @@ class OneKernel:
             "up_sums_ptr": torch.stack(up_sums),
             "down_ptr": packed([block.W_down_T.T for block in blocks]),
             "norm_ptr": torch.stack([weights.norm_weight, weights.norm_bias]),
-            "head_ptr": embedding if weights.head is weights.embedding else decode_kernels.pack_pairs(weights.head),
+            "head_ptr": embedding if weights.head is weights.embedding else gpu_kernels.pack_pairs(weights.head),
             "logits_ptr": self.logits,
             "clock_ptr": self.clock,
             "status_ptr": self.status,
@@ -251,13 +251,13 @@ class OneKernel:
         ids: Tensor,
         state: Tensor,
         greedy: bool = False,
-        parts: int = decode_kernels.WHOLE,
+        parts: int = gpu_kernels.WHOLE,
         layer: int | None = None,
         next_state: Tensor | None = None,
     ) -> None:
         """A token, or with `parts` and `layer` some of it."""
         layers = (0, self._n_layers) if layer is None else (layer, layer + 1)
-        decode_kernels.decode_token[(self.programs,)](
+        gpu_kernels.decode_token[(self.programs,)](
             ids_ptr=ids, state_ptr=state, next_state_ptr=state if next_state is None else next_state, eps=self._eps,
             greedy=int(greedy), first_layer=layers[0], last_layer=layers[1], n_layers=self._n_layers,
             **self._tensors, **self._sizes, PARTS=parts, num_warps=self.warps,
@@ -357,14 +357,14 @@ class Products:
 
     def _mix_inputs(self, ids: Tensor, state: Tensor, first: bool) -> None:
         n_rates, B, d = state.shape
-        decode_batch.mix_inputs[(B,)](
+        gpu_batch_kernels.mix_inputs[(B,)](
             ids, self._embedding, self._x, self._added, state, self._rates, self._v, B,
             D=d, A=n_rates, SPLIT=0 if first else self._split, BLOCK=triton.next_power_of_2(d), num_warps=4,
         )  # fmt: skip
 
     def _add_norm(self, weight: Tensor, bias: Tensor, keep: bool) -> None:
         B, d = self._x.shape
-        decode_batch.add_norm[(B,)](
+        gpu_batch_kernels.add_norm[(B,)](
             self._x, self._added, weight, bias, self._n, B, self._config.layer_norm_epsilon,
             D=d, SPLIT=self._split, KEEP=keep, BLOCK=triton.next_power_of_2(d), num_warps=4,
         )  # fmt: skip

@@ -10,8 +10,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from ematrace.spen import decoder_cpu_kernels as kernels
-from ematrace.spen.decoder import FoldedWeights, folded_weights
+from ematrace.spen.decode import cpu_kernels as kernels
+from ematrace.spen.decode.weights import FoldedWeights, folded_weights
 from ematrace.spen.modeling import SpenForCausalLM
 
 DTYPES = (torch.float32, torch.bfloat16)
@@ -19,7 +19,7 @@ HUGE_PAGE = 2**21
 
 
 class CpuDecoder:
-    """Steps any number of streams, fastest for one; see `decoder.Decoder`. One step at a time: it holds work buffers.
+    """Steps any number of streams, fastest for one; see `decode.Decoder`. One step at a time: it holds work buffers.
 
     dtype    of the matrices: float32, or bfloat16 for half the bytes (sums, norms and traces are float32 in both)
     threads  default: as many as torch uses now

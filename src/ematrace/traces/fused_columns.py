@@ -1,4 +1,4 @@
-"""Traces with their input and the direction of the slowest beside them, as one matrix product wants to read them."""
+"""Traces, their input and the direction of the slowest trace as columns of one matrix, ready for one matmul."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from ematrace.kernels import gpu_kernels_are_on
 from ematrace.traces.operator import Alphas, checked, no_autocast
 
 
-def can_stand_beside(x: Tensor) -> bool:
-    """Whether there is a kernel that writes them there: put together from parts, they would be copied once more."""
+def can_fuse_columns(x: Tensor) -> bool:
+    """Whether there is a kernel for it: concatenated from parts, the columns would be copied once more."""
     return x.is_cuda and x.dtype != torch.float64 and gpu_kernels_are_on()
 
 
-def ema_traces_beside(
+def fused_columns(
     x: Tensor, alphas: Alphas, state: Tensor | None = None, cu_seqlens: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """[h_1; ...; h_A; x; h_A / |h_A|], [B, T, (A + 2) D], with h = ema_traces(x, ...), and the state after it.

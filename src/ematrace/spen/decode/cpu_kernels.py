@@ -1,4 +1,4 @@
-"""Compiled kernels of one decoding step on CPUs: every product of `decoder.py`'s form, one call a thread and token.
+"""Compiled kernels of one decoding step on CPUs: the three matmuls of `weights.py`, one call per thread and token.
 
 A step is bound by reading weights, once each. So they lie in one flat array in the order of use, are read row by row
 with what comes next asked for ahead of time, and may be bfloat16, half the bytes; every sum is in float32.
@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from ematrace.jit import SUMS, compiled
 from ematrace.ops.topk_cpu import cut, gelu, order
-from ematrace.spen.simd import claim, give_way, load, multiply_add, observe, prefetch, total, widen, zeros
+from ematrace.spen.decode.simd import claim, give_way, load, multiply_add, observe, prefetch, total, widen, zeros
 
 Floats = npt.NDArray[np.float32]
 Ints = npt.NDArray[np.int64]
