@@ -252,6 +252,14 @@ def test_delta_rule_overwrites() -> None:
         close(S[0, 0, :, i], v[0, int((order == i).nonzero()[-1]), 0])
 
 
+def test_gated_delta_starts_with_slow_and_fast_heads() -> None:
+    mixer = built("gated_delta", n_heads=16)
+    rate, step = mixer.A_log.exp(), F.softplus(mixer.dt_bias)
+    assert ((rate >= 1) & (rate <= 16)).all()
+    assert ((step >= 0.99e-3) & (step <= 0.101)).all()
+    assert (rate * step).max() > 10 * (rate * step).min()
+
+
 def test_rope_is_that_of_llama() -> None:
     from transformers import LlamaConfig
     from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
