@@ -152,7 +152,7 @@ def test_compiled_by_inductor(shape: str) -> None:
 
 
 def test_chunked_compiled_by_inductor() -> None:
-    """One chunk of time, with an empty sequence in it: more take minutes to compile, and test_traces_compile.py has them."""
+    """One chunk, with an empty sequence in it. More take minutes to compile; test_traces_compile.py has them."""
     arguments = problem(lengths=[10, 0, 20], D=16)
     run = torch.compile(lambda **kwargs: ema_traces(**kwargs, backend="chunked"), fullgraph=True)
     assert_same(outcome(run, arguments), in_float64(arguments), torch.float32)

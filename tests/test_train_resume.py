@@ -19,7 +19,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 import ematrace.spen  # noqa: F401  registers SPEN with the Auto classes
 from ematrace.train import DamagedCheckpoint, NonFiniteLoss, TrainConfig, build_model, train
-from ematrace.train.checkpoints import list_checkpoints, newest_whole, prune, verify, write_folder
+from ematrace.train.checkpoints import list_checkpoints, newest_intact, prune, verify, write_folder
 from ematrace.train.state import AVERAGES, model_tensors, optimiser_tensors, read_model, read_optimiser
 from train_support import (
     GPT2,
@@ -162,7 +162,7 @@ def test_damaged_checkpoint_is_named_and_the_one_before_it_used(
     else:
         path.unlink()
     events: list[str] = []
-    chosen = newest_whole(config.out / "checkpoints", events.append)
+    chosen = newest_intact(config.out / "checkpoints", events.append)
     assert chosen is not None
     assert chosen.name == "step-00000015"
     (event,) = events
@@ -188,7 +188,7 @@ def test_nothing_whole_is_an_error(whole: TrainConfig, tmp_path: Path) -> None:
     config = copy_of(whole, tmp_path / "run")
     for checkpoint in list_checkpoints(config.out / "checkpoints"):
         (checkpoint / "state.json").unlink()
-    with pytest.raises(DamagedCheckpoint, match="no whole checkpoint"):
+    with pytest.raises(DamagedCheckpoint, match="no intact checkpoint"):
         train(config)
 
 

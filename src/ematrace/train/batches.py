@@ -25,7 +25,7 @@ Ids = NDArray[np.int64]
 
 
 class Windows(Protocol):
-    """What training needs of `ematrace.text.PackedTokens`."""
+    """The part of `ematrace.text.PackedTokens` that training uses."""
 
     @property
     def n_tokens(self) -> int: ...
@@ -42,7 +42,7 @@ class Windows(Protocol):
 
 
 class Stream(Protocol):
-    """What training needs of `ematrace.text.StreamedTokens`."""
+    """The part of `ematrace.text.StreamedTokens` that training uses."""
 
     def __iter__(self) -> Iterator[Ids]: ...
     def state_dict(self) -> dict[str, Any]: ...
@@ -67,11 +67,11 @@ def _move(tensor: Tensor, device: torch.device) -> Tensor:
 
 class Batches(Protocol):
     def micro_batches(self, step: int, share: range) -> Iterator[MicroBatch]:
-        """Those of step 0, 1, ... whose numbers are in `share`."""
+        """The micro-batches of a step (0, 1, ...) whose numbers are in `share`."""
         ...
 
     def position(self) -> dict[str, Any]:
-        """Where the data stands between two steps, as plain JSON."""
+        """Position in the data after the last step that was read, as plain JSON."""
         ...
 
     def restore(self, position: Mapping[str, Any]) -> None: ...
@@ -79,14 +79,14 @@ class Batches(Protocol):
 
 @dataclass(frozen=True)
 class StepBatch:
-    """The micro-batches of one step, and where the data stands after it."""
+    """The micro-batches of one step, and the position in the data after it."""
 
     micro_batches: Sequence[MicroBatch]
     position: Mapping[str, Any]
 
 
 def read_ahead(batches: Batches, steps: range, share: range, depth: int = 2) -> Generator[StepBatch]:
-    """The batches of `steps`, `depth` of them assembled in a background thread before they are asked for."""
+    """The batches of `steps`; a background thread assembles `depth` of them in advance."""
 
     def assemble_step(step: int) -> StepBatch:
         return StepBatch(list(batches.micro_batches(step, share)), batches.position())

@@ -1,4 +1,4 @@
-"""Checkpoint folders: written whole or not at all, verified before they are believed, and never a pickle.
+"""Checkpoint folders: written atomically, verified before they are read, without pickle.
 
 `checkpoints/step-00000100/` holds the model as `save_pretrained` writes it (so `from_pretrained` reads the folder), the
 optimiser's tensors, `state.json`, and last of all `manifest.json` with the size and SHA-256 of every other file.
@@ -28,7 +28,7 @@ _PART = ".part"
 
 
 class DamagedCheckpoint(ValueError):
-    """A checkpoint that is not what was written; the message names the file."""
+    """A checkpoint that differs from what was written; the message names the file."""
 
 
 def checkpoint_name(step: int) -> str:
@@ -45,7 +45,7 @@ def step_of(folder: Path) -> int:
 def write_folder(target: Path, fill: Callable[[Path], None]) -> Path:
     """Let `fill` write files into a fresh sibling, list them in a manifest, and only then move it to `target`.
 
-    Whatever happens on the way, a crash or a full disk, what was there before stays as it was.
+    After a crash or on a full disk, what was at `target` before is still there.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
     temporary = target.with_name(f".{target.name}.{uuid.uuid4().hex}{_PART}")
@@ -117,14 +117,14 @@ def verify(folder: Path) -> None:
 
 
 def list_checkpoints(folder: Path) -> list[Path]:
-    """Oldest first; half-written ones have other names."""
+    """Oldest first. Half-written ones have other names and are left out."""
     if not folder.is_dir():
         return []
     return sorted((p for p in folder.iterdir() if _NAME.fullmatch(p.name)), key=step_of)
 
 
-def newest_whole(folder: Path, warn: Callable[[str], None]) -> Path | None:
-    """The newest checkpoint that verifies; each one refused on the way is named. None where none was ever written."""
+def newest_intact(folder: Path, warn: Callable[[str], None]) -> Path | None:
+    """The newest checkpoint that verifies, None if there are none at all; `warn` is called for each damaged one."""
     refused = []
     for checkpoint in reversed(list_checkpoints(folder)):
         try:
@@ -135,12 +135,12 @@ def newest_whole(folder: Path, warn: Callable[[str], None]) -> Path | None:
             continue
         return checkpoint
     if refused:
-        raise DamagedCheckpoint(f"{folder}: no whole checkpoint to resume from ({'; '.join(refused)})")
+        raise DamagedCheckpoint(f"{folder}: no intact checkpoint to resume from ({'; '.join(refused)})")
     return None
 
 
 def prune(folder: Path, *, step: int, keep: int | None = None) -> None:
-    """Remove what lies past `step`, where the run stands now, and of the rest all but the newest `keep`."""
+    """Remove checkpoints after `step`, the current one, and of the rest all but the newest `keep`."""
     present = list_checkpoints(folder)
     past = [checkpoint for checkpoint in present if step_of(checkpoint) > step]
     reached = present[: len(present) - len(past)]
@@ -152,7 +152,7 @@ def prune(folder: Path, *, step: int, keep: int | None = None) -> None:
 
 
 def remove_parts(folder: Path) -> None:
-    """What a killed process was in the middle of writing or removing."""
+    """Remove what a killed process left half written or half removed."""
     if folder.is_dir():
         for part in folder.glob(f".*{_PART}"):
             shutil.rmtree(part, ignore_errors=True)

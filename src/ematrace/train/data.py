@@ -66,7 +66,7 @@ def is_streamed(spec: str) -> bool:
 def prepare(
     config: TrainConfig, recipe: Recipe, world: World, *, begun: bool, notify: Callable[[str], None]
 ) -> TrainingData:
-    """Open the text; the first process tokenizes what nobody has tokenized before, and the others wait for it.
+    """Open the text. The first process tokenizes it, unless that is cached, and the others wait.
 
     A run that has begun keeps the tokenizer in its folder; its text is compared by fingerprint.
     """

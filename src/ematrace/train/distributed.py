@@ -23,7 +23,7 @@ PATIENCE = timedelta(hours=2)
 
 @dataclass(frozen=True)
 class World:
-    """This process among its peers."""
+    """Rank and device of this process, and how many there are."""
 
     rank: int
     size: int
@@ -31,11 +31,11 @@ class World:
 
     @property
     def first(self) -> bool:
-        """Only the first process displays and writes."""
+        """Rank 0, which displays and writes."""
         return self.rank == 0
 
     def gather(self, values: list[float]) -> list[list[float]]:
-        """Everyone's list of equal length, by rank."""
+        """The lists of all processes, by rank; they have the same length."""
         if self.size == 1:
             return [values]
         mine = torch.tensor(values, dtype=torch.float64, device=self.device)
@@ -139,7 +139,7 @@ def distribute(loss: nn.Module, world: World, parallel: Parallel, *, bfloat16: b
 
 
 def accumulating(wrapped: nn.Module, last: bool) -> Any:
-    """A context for one of several backward passes: gradients travel between processes with the last one only."""
+    """A context for one of several backward passes: gradients are exchanged in the last one only."""
     from torch.distributed.fsdp import FSDPModule
 
     if isinstance(wrapped, FSDPModule):

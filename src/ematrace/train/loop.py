@@ -110,7 +110,7 @@ def _starting_point(config: TrainConfig, record: Mapping[str, Any], display: Dis
         except ValueError:
             raise ValueError(f"{settings}: not JSON") from None
         refuse_contradiction(recorded, record, settings)
-    chosen = checkpoints.newest_whole(folder, display.on_event) if config.resume == "auto" else Path(config.resume)
+    chosen = checkpoints.newest_intact(folder, display.on_event) if config.resume == "auto" else Path(config.resume)
     if chosen is None:
         return None
     if config.resume != "auto":

@@ -1,4 +1,4 @@
-"""Ending well: a signal asks, and the run ends after the step it is in."""
+"""SIGTERM and SIGINT end a run after the current step."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 
 class StopRequest:
-    """The number of the first signal that asked this process to stop, or 0."""
+    """The number of the first signal received, or 0."""
 
     def __init__(self) -> None:
         self.number = 0
@@ -25,7 +25,7 @@ class StopRequest:
 
 @contextmanager
 def stop_on_signals() -> Iterator[StopRequest]:
-    """SIGTERM and SIGINT become a request while this lasts. Only the main thread may handle signals."""
+    """Inside the context, SIGTERM and SIGINT only set a `StopRequest`. Does nothing outside of the main thread."""
     request = StopRequest()
     if threading.current_thread() is not threading.main_thread():
         yield request

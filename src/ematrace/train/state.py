@@ -91,7 +91,7 @@ def read_model(model: nn.Module, folder: Path) -> None:
 
 
 def read_optimiser(model: nn.Module, optimiser: torch.optim.Optimizer, folder: Path) -> None:
-    """AdamW's averages onto the model's parameters, each process its shard of them."""
+    """AdamW's averages for the model's parameters, each process its shard."""
     tensors = _upgrade_averages(model, read_tensors([folder / OPTIMISER]))
     fused = any(group.get("fused") for group in optimiser.param_groups)
     for name, parameter in model.named_parameters():
@@ -154,7 +154,7 @@ def _from_hex(text: str) -> Tensor:
 
 
 def seed_everything(seed: int) -> None:
-    """All processes alike: they build the same model."""
+    """The same in all processes, so that they build the same model."""
     random.seed(seed)
     np.random.seed(seed % 2**32)  # noqa: NPY002  for whatever a model draws from the global generator
     torch.manual_seed(seed)
