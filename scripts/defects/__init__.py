@@ -1,16 +1,26 @@
-"""Defects to plant, by room."""
+"""Defects to plant, one file for each part of the package."""
 
-from defects import bench, kernels, language, spcn, spen, traces, train
-from defects.defect import Defect
-
-DEFECTS: tuple[Defect, ...] = (
-    *spcn.DEFECTS,
-    *traces.DEFECTS,
-    *kernels.DEFECTS,
-    *spen.DEFECTS,
-    *language.DEFECTS,
-    *train.DEFECTS,
-    *bench.DEFECTS,
+from defects import (
+    bench,
+    experiments,
+    grammar,
+    helpers,
+    ledger,
+    mixers,
+    models,
+    ops,
+    probes,
+    report,
+    results,
+    spcn,
+    spen,
+    text,
+    traces,
+    train,
 )
+from defects.planting import DEFECTS, Defect
 
-__all__ = ["DEFECTS", "Defect"]
+__all__ = [
+    "DEFECTS", "Defect", "bench", "experiments", "grammar", "helpers", "ledger", "mixers", "models", "ops", "probes",
+    "report", "results", "spcn", "spen", "text", "traces", "train",
+]  # fmt: skip

@@ -1,97 +1,55 @@
-"""The benchmark harness, its command, and the page's section on speed."""
+"""Timing, and what is computed from times."""
 
 from __future__ import annotations
 
-from defects.defect import Defect
+from typing import Any
 
-MEASURE, RECORD, COMMAND = "bench/measure.py", "bench/record.py", "bench_cli.py"
-SECTION, PLOTS = "report/speed.py", "report/speed_plots.py"
-T_BENCH, T_COMMAND, T_SECTION = "test_bench.py", "test_bench_cli.py", "test_report_speed.py"
+from defects.planting import defect, with_arguments, with_result, wrap
 
-DEFECTS = (
-    # times
-    Defect("bench: one contender after the other", MEASURE, T_BENCH, "take_turns",
-           "        for repetition in range(-warmup, repetitions):\n            for name, call in work.items():\n",
-           "        for name, call in work.items():\n            for repetition in range(-warmup, repetitions):\n"),
-    Defect("bench: warm-up counts", MEASURE, T_BENCH, "own_time",
-           "if repetition >= 0:",
-           "if repetition >= -1:"),
-    Defect("bench: time of all inner calls", MEASURE, T_BENCH, "those_of_one_call",
-           "/ 1000 / inner",
-           "/ 1000"),
-    Defect("bench: a copy only reads", MEASURE, T_BENCH, "copy_reads",
-           "2 * source.nbytes",
-           "source.nbytes"),
-    Defect("bench: a product only multiplies", MEASURE, T_BENCH, "product_multiplies",
-           "2.0 * n**3",
-           "1.0 * n**3"),
-    # records
-    Defect("bench: ratio upside down", RECORD, T_BENCH, "within_repetitions",
-           "[a / b for a, b in",
-           "[b / a for a, b in"),
-    Defect("bench: ratio of medians", RECORD, T_BENCH, "within_repetitions",
-           "return statistics.median(values), min(values), max(values)",
-           "return over.median / under.median, min(values), max(values)"),
-    Defect("bench: ceiling over share", RECORD, T_BENCH, "shares or use_the_median or work_needs",
-           "row.bytes_per_second / self.ceilings[COPY]",
-           "self.ceilings[COPY] / row.bytes_per_second"),
-    Defect("bench: the ceiling farthest away", RECORD, T_BENCH, "work_needs",
-           "return max(self.shares(row)",
-           "return min(self.shares(row)"),
-    Defect("bench: reads held against a copy", RECORD, T_BENCH, "held_against_reads",
-           "if row.bytes and READ in self.ceilings:",
-           "if False:"),
-    Defect("bench: figures that are not finite", RECORD, T_BENCH, "not_finite",
-           "_require(math.isfinite(figure), ",
-           "_require(True, "),
-    Defect("bench: settings that are not finite", RECORD, T_BENCH, "not_finite",
-           "json.loads(json.dumps(value, allow_nan=False, default=_text_at_worst))",
-           "json.loads(json.dumps(value, default=_text_at_worst))"),
-    Defect("bench: record written in place", RECORD, T_BENCH, "stop_while_writing",
-           'write_atomically(to / f"{record.benchmark}.json", text.encode())',
-           '(to / f"{record.benchmark}.json").write_bytes(text.encode())'),
-    Defect("bench: command with the record's place", RECORD, T_BENCH, "last_line",
-           'if argument in OUTPUTS:',
-           "if False:"),
-    Defect("bench: record lost with its folder", RECORD, T_BENCH, "does_not_lose",
-           "    finally:\n        print(line, flush=True)",
-           "    finally:\n        pass\n    print(line, flush=True)"),
-    # the command
-    Defect("bench: exit code 0 after a failure", COMMAND, T_COMMAND, "exit_code_is_1",
-           "        raise SystemExit(1)\n",
-           ""),
-    Defect("bench: failed script leaves a record", COMMAND, T_COMMAND, "exit_code_is_1",
-           "    if status:\n",
-           "    if status and not lines:\n"),
-    Defect("bench: scripts for GPUs run without one", COMMAND, T_COMMAND, "where_there_is_one",
-           '(s.needs == "cuda" and gpu)',
-           's.needs == "cuda"'),
-    Defect("bench: toy sizes among the real ones", COMMAND, T_COMMAND, "kept_apart",
-           '*(["quick"] if command.quick else [])',
-           ""),
-    Defect("bench: a stop leaves what scripts started", COMMAND, T_COMMAND, "stop_ends",
-           "os.killpg(process.pid, signal.SIGTERM)",
-           "process.terminate()"),
-    # the page
-    Defect("speed: this machine's run drawn for the recorded one", SECTION, T_SECTION, "drawn_and",
-           "benchmark_parts(runs[0])",
-           "benchmark_parts(runs[-1])"),
-    Defect("speed: toy sizes not called so", SECTION, T_SECTION, "toy_sizes",
-           '", toy sizes" if',
-           '"" if'),
-    Defect("speed: tokens of a call for tokens a second", SECTION, T_SECTION, "every_number",
-           "count(row.tokens_per_second) if",
-           "count(row.tokens) if"),
-    Defect("speed: ranges the wrong way round", PLOTS, T_SECTION, "shares_of_the_ceiling",
-           "share * row.timing.median / row.timing.slowest",
-           "share * row.timing.slowest / row.timing.median"),
-    Defect("speed: bars of ratios from 0", PLOTS, T_SECTION, "ratios_go",
-           "base=1.0, reference=1.0)",
-           "base=0.0, reference=1.0)"),
-    Defect("speed: points in the order of rows", PLOTS, T_SECTION, "against_length",
-           "sorted(points, key=lambda point: point[0])",
-           "points"),
-    Defect("speed: names of a file as markup", PLOTS, T_SECTION, "escaped",
-           "escape(line) for line in",
-           "line for line in"),
-)  # fmt: skip
+
+@defect("bench.compare", "test_bench.py", "TestRatio")
+def ratio_upside_down(compare: Any) -> None:
+    """How many times as fast, where it says how many times as long."""
+    wrap(
+        compare,
+        "ratio",
+        lambda original: lambda *args, over, under, **kwargs: original(*args, over=under, under=over, **kwargs),
+    )
+
+
+@defect("bench.measure", "test_bench.py", "own_time")
+def warm_up_counts(measure: Any) -> None:
+    """Compiling is part of the time."""
+    wrap(
+        measure,
+        "_in_turn",
+        lambda original: lambda work, once, repetitions, warmup: original(work, once, repetitions + warmup, 0),
+    )
+
+
+@defect("bench.measure", "test_bench.py", "take_turns")
+def one_contender_after_the_other(measure: Any) -> None:
+    """A slow moment of the machine hits one of them alone."""
+
+    def apart(original: Any) -> Any:
+        def in_turn(work: Any, once: Any, repetitions: int, warmup: int) -> Any:
+            timings: dict[str, Any] = {}
+            for name in work:
+                timings |= original({name: work[name]}, once, repetitions, warmup)
+            return timings or original(work, once, repetitions, warmup)
+
+        return in_turn
+
+    wrap(measure, "_in_turn", apart)
+
+
+@defect("bench.measure", "test_bench.py", "copy_reads")
+def copy_counted_once(measure: Any) -> None:
+    """A copy moves every byte twice."""
+    with_result(measure, "copy_bandwidth", lambda rate: rate / 2)
+
+
+@defect("bench.cells", "test_bench.py", "TestCells")
+def fastest_repetition_reported(cells: Any) -> None:
+    """The value of a timing is its best, not its median."""
+    with_arguments(cells, "timing_row", timing=lambda timing: type(timing)((timing.fastest,) * len(timing.seconds)))

@@ -1,143 +1,139 @@
-"""SPCN, what probes and judges it, and the grammar it is tried on."""
+"""SPCN: settling, learning, attention over the past, traces."""
 
 from __future__ import annotations
 
-from defects.defect import Defect
+from typing import Any
 
-KERNELS, MODEL = "spcn/kernels.py", "spcn/model.py"
-T_KERNELS, T_MODEL, T_FILES = "test_spcn_kernels.py", "test_spcn_model.py", "test_spcn_files.py"
-T_FEEDFORWARD, T_PROBES = "test_spcn_feedforward.py", "test_probes.py"
-T_LEDGER, T_GRAMMAR = "test_ledger.py", "test_grammar.py"
-BY_HAND = "pghu or decay_alone"  # tests of Eq. 3 against arithmetic by hand
+import numpy as np
 
-DEFECTS = (
-    # learning
-    Defect("sign of PGHU", KERNELS, T_KERNELS, BY_HAND,
-           "step = kind(rule.eta) /",
-           "step = -kind(rule.eta) /"),
-    Defect("precision once where twice, and back", KERNELS, T_KERNELS, BY_HAND,
-           "if rule.precision_power == 2 else pi",
-           "if rule.precision_power == 1 else pi"),
-    Defect("sign of the decay", KERNELS, T_KERNELS, BY_HAND,
-           "weights.fb_scale[level] *= kind(1) - kind(rule.decay)",
-           "weights.fb_scale[level] *= kind(1) + kind(rule.decay)"),
-    Defect("PGHU learns from the state, not from the error", KERNELS, T_KERNELS, BY_HAND,
-           "error = state.dense[level, j] - state.prediction[level, j]",
-           "error = state.dense[level, j]"),
-    Defect("variance of the state, not of the error", KERNELS, T_KERNELS, BY_HAND,
-           "rate * (error * error - weights",
-           "rate * (state.dense[level, j] ** 2 - weights"),
-    Defect("scale folded back without resetting it", KERNELS, T_KERNELS, "lazy",
-           "            weights.fb_scale[level] = 1\n",
-           "            weights.fb_scale[level] *= 1\n"),
-    Defect("W_fb learns when frozen", MODEL, T_MODEL, "frozen_feedback",
-           "if self.learn_feedback:",
-           "if True:"),
-    # traces
-    Defect("fast and slow rates swapped", MODEL, T_KERNELS, "traces or half_lives",
-           "fast, fast * self.slow_ratio, weights,",
-           "fast * self.slow_ratio, fast, weights,"),
-    Defect("(1 - alpha) dropped from the traces", KERNELS, T_KERNELS, "traces or half_lives",
-           "keep = trace.dtype.type(1) - rate",
-           "keep = trace.dtype.type(1)"),
-    Defect("every level at the rate of L0", KERNELS, T_KERNELS, "traces or half_lives",
-           "rate = alpha_fast[level]",
-           "rate = alpha_fast[0]"),
-    # attention
-    Defect("SPA buffer off by one place", KERNELS, T_KERNELS, "spa",
-           "place = state.buffer_seen[0] % state.scores.shape[1]",
-           "place = (state.buffer_seen[0] + 1) % state.scores.shape[1]"),
-    Defect("SPA buffer forgets its last place", KERNELS, T_KERNELS, "spa",
-           "stored = min(state.buffer_seen[0], state.scores.shape[1])",
-           "stored = min(state.buffer_seen[0], max(state.scores.shape[1] - 1, 1))"),
-    Defect("SPA softmax over all states", KERNELS, T_KERNELS, "spa",
-           "min(rule.spa_top, stored)",
-           "stored"),
-    Defect("SPA query without precision", KERNELS, T_KERNELS, "spa",
-           "state.scratch[level, j] = weights.precision[level, j] * (",
-           "state.scratch[level, j] = ("),
-    Defect("SPA scores without 1/√d", KERNELS, T_KERNELS, "spa",
-           "root = np.sqrt(kind(d))",
-           "root = kind(1)"),
-    Defect("SPA ties by place in the ring", KERNELS, T_KERNELS, "tied_scores",
-           "oldest = state.buffer_seen[0] - stored",
-           "oldest = 0"),
-    # settling
-    Defect("top-k keeps k + 1", KERNELS, T_KERNELS, "what_top_k_keeps or top_k_above",
-           "    half = x.dtype.type(0.5)\n",
-           "    half = x.dtype.type(0.5)\n    k += 1\n"),
-    Defect("ties to the highest index", KERNELS, T_KERNELS, "ties_go",
-           "    for j in range(d):\n        if x[level, j] > threshold:",
-           "    for j in range(d - 1, -1, -1):\n        if x[level, j] > threshold:"),
-    Defect("sign of the lateral drive", KERNELS, T_KERNELS, "settling_step",
-           "level, active, rule.gamma)",
-           "level, active, -rule.gamma)"),
-    Defect("feedback weight ignored", KERNELS, T_KERNELS, "settling_step",
-           "beta = kind(rule.beta)",
-           "beta = kind(1)"),
-    Defect("one settling step too few", KERNELS, T_KERNELS, "settling_step",
-           "for _ in range(rule.settle_steps):",
-           "for _ in range(rule.settle_steps - 1):"),
-    Defect("settle 2 steps by default", MODEL, T_MODEL, "defaults",
-           "settle_steps: int = 3",
-           "settle_steps: int = 2"),
-    Defect("synchronous update done in place", KERNELS, T_KERNELS, "settling_step",
-           "elif not rule.synchronous:",
-           "else:"),
-    Defect("backward hierarchy runs forward", MODEL, T_KERNELS, "backward",
-           'tokens, starts, side == "backward", np',
-           "tokens, starts, False, np"),
-    Defect("state not reset at a sentence", KERNELS, T_KERNELS, "reset_between or emptied",
-           "        if rule.reset:\n",
-           "        if rule.reset and s == 0:\n"),
-    Defect("buffer not emptied at a sentence", KERNELS, T_KERNELS, "emptied",
-           "    state.buffer_seen[0] = 0\n",
-           ""),
-    # the estimator
-    Defect("repeated words counted twice", MODEL, T_MODEL, "may_repeat",
-           "enumerate(dict.fromkeys(words))",
-           "enumerate(words)"),
-    Defect("roles read as words", MODEL, T_MODEL, "roles_of_sentences",
-           'words = getattr(sentence, "words", sentence)',
-           'words = getattr(sentence, "roles", getattr(sentence, "words", sentence))'),
-    Defect("labels order the sentences", MODEL, T_MODEL, "labels_given",
-           "        self.n_tokens_seen_ = 0\n",
-           "        self.n_tokens_seen_ = 0\n        texts = texts if y is None else texts[::-1]\n"),
-    Defect("seed ignored", MODEL, T_MODEL, "seeds",
-           "default_rng([self.random_state, DIRECTIONS",
-           "default_rng([0, DIRECTIONS"),
-    Defect("both hierarchies with the same weights", MODEL, T_KERNELS, "independent",
-           "DIRECTIONS.index(side)])",
-           "0])"),
-    Defect("states that are not finite go unseen", MODEL, T_MODEL, "not_finite",
-           "if sentence >= 0:",
-           "if sentence > 99:"),
-    Defect("file written in place", "files.py", T_FILES, "failed_write",
-           "temporary.replace(path)",
-           "path.write_bytes(content); temporary.replace(path)"),
-    Defect("loaded precision forgotten", MODEL, T_FILES, "round_trip",
-           "blank._replace(**fields)",
-           'blank._replace(**fields | {"precision": blank.precision})'),
-    Defect("Sanger without its order", "spcn/feedforward.py", T_FEEDFORWARD, "sanger",
-           "np.triu(Y_BO.T @ Y_BO)",
-           "(Y_BO.T @ Y_BO)"),
-    # probes, ledger, grammar
-    Defect("ridge without centring", "probes/ridge.py", T_PROBES, "sklearn_ridge",
-           "        if fit_intercept:\n            A -=",
-           "        if False:\n            A -="),
-    Defect("Wilson without z²/n", "probes/intervals.py", T_PROBES, "wilson",
-           "centre = (p + z * z / (2 * n)) / (1 + z * z / n)",
-           "centre = p"),
-    Defect("figure judged by its mean alone", "ledger/predicates.py", T_LEDGER, "TestPaperFigure",
-           "lo, hi = ours.interval or (ours.mean, ours.mean)",
-           "lo, hi = ours.mean, ours.mean"),
-    Defect("direction judged by the wrong end", "ledger/predicates.py", T_LEDGER, "TestDirection",
-           '(hi if op == "<" else lo) - by',
-           '(lo if op == "<" else hi) - by'),
-    Defect("noun bias inverted", "grammar/grammar.py", T_GRAMMAR, "noun_bias",
-           "if slot.role in self.first_half_roles else",
-           "if slot.role not in self.first_half_roles else"),
-    Defect("content word in both grammars", "grammar/sources.py", T_GRAMMAR, "errors_name",
-           "if other_group != group:",
-           "if False:"),
-)  # fmt: skip
+from defects.planting import defect, replaced, skipped, with_arguments, with_result, wrap
+
+
+def _rule(kernels: Any, function: str, **changes: Any) -> None:
+    """The function gets a rule in which change(value) stands for each of these settings."""
+    with_arguments(
+        kernels,
+        function,
+        rule=lambda rule: rule._replace(**{name: change(getattr(rule, name)) for name, change in changes.items()}),
+    )
+
+
+@defect("spcn.kernels", "test_spcn_kernels.py", "pghu")
+def sign_of_the_update(kernels: Any) -> None:
+    """PGHU moves W_fb away from what would predict the state."""
+    _rule(kernels, "learn", eta=lambda eta: -eta)
+
+
+@defect("spcn.kernels", "test_spcn_kernels.py", "pghu")
+def precision_once_where_twice(kernels: Any) -> None:
+    """Eq. 3 has the precision in the error and before it."""
+    _rule(kernels, "learn", precision_power=lambda power: 3 - power)
+
+
+@defect("spcn.kernels", "test_spcn_kernels.py", "decay_alone")
+def weights_grow_instead_of_decaying(kernels: Any) -> None:
+    """Decay with the wrong sign."""
+    _rule(kernels, "learn", decay=lambda decay: -decay)
+
+
+@defect("spcn.kernels", "test_spcn_kernels.py", "settling_step")
+def one_settling_step_too_few(kernels: Any) -> None:
+    """T_settle - 1 applications of Eq. 1."""
+    _rule(kernels, "settle", settle_steps=lambda steps: steps - 1)
+
+
+@defect("spcn.kernels", "test_spcn_kernels.py", "settling_step_synchronous")
+def synchronous_update_in_place(kernels: Any) -> None:
+    """A level sees the new state of the level below already."""
+    _rule(kernels, "settle", synchronous=lambda synchronous: False)
+
+
+@defect("spcn.kernels", "test_spcn_kernels.py", "what_top_k_keeps")
+def one_active_unit_too_many(kernels: Any) -> None:
+    """k + 1 units of a level stay active."""
+    wrap(
+        kernels,
+        "select_top_k",
+        lambda original: lambda x, level, d, k, floor, idx: original(x, level, d, min(k + 1, d), floor, idx),
+    )
+
+
+@defect("spcn.kernels", "test_spcn_kernels.py", "spa")
+def buffer_forgets_its_oldest_state(kernels: Any) -> None:
+    """Attention reaches back one state less than the window."""
+    with_arguments(kernels, "new_state", window=lambda window: max(1, window - 1))
+
+
+@defect("spcn.kernels", "test_spcn_kernels.py", "spa")
+def attention_to_all_states(kernels: Any) -> None:
+    """The softmax is over all of the buffer, not over its best states."""
+    _rule(kernels, "add_spa_context", spa_top=lambda top: 10**6)
+
+
+@defect("spcn.kernels", "test_spcn_kernels.py", "emptied")
+def buffer_kept_between_sentences(kernels: Any) -> None:
+    """A sentence attends to the one before it."""
+
+    def keep(original: Any) -> Any:
+        def clear(weights: Any, state: Any) -> None:
+            seen = state.buffer_seen.copy()
+            original(weights, state)
+            state.buffer_seen[:] = seen
+
+        return clear
+
+    wrap(kernels, "clear", keep)
+
+
+@defect("spcn.kernels", "test_spcn_kernels.py", "reset_between")
+def state_not_reset(kernels: Any) -> None:
+    """A sentence starts from the state that the one before it left."""
+    skipped(kernels, "clear")
+
+
+@defect("spcn.kernels", "test_spcn_kernels.py", "half_lives or closed_form")
+def fast_and_slow_exchanged(kernels: Any) -> None:
+    """The fast traces get the slow rates."""
+
+    def broken(original: Any) -> Any:
+        def run(words: Any, starts: Any, backward: Any, ks: Any, fast: Any, slow: Any, *rest: Any) -> Any:
+            return original(words, starts, backward, ks, slow, fast, *rest)
+
+        return run
+
+    wrap(kernels, "run", broken)
+
+
+@defect("spcn.kernels", "test_spcn_kernels.py", "backward_hierarchy")
+def backward_hierarchy_reads_forward(kernels: Any) -> None:
+    """Both hierarchies read from the first word on."""
+    with_arguments(kernels, "run", backward=lambda backward: False)
+
+
+@defect("spcn.weights", "test_spcn_model.py", "seeds")
+def seed_ignored(weights: Any) -> None:
+    """Every network has the same weights."""
+    with_arguments(weights, "draw_weights", rng=lambda rng: np.random.default_rng(0))
+
+
+@defect("spcn.storage", "test_spcn_files.py", "round_trip")
+def precision_forgotten_in_the_file(storage: Any) -> None:
+    """A loaded model has learned weights, but not what it had learned about its errors."""
+
+    def forget(model: Any) -> Any:
+        for side, weights in model.weights_.items():
+            model.weights_[side] = weights._replace(precision=np.ones_like(weights.precision))
+        return model
+
+    with_result(storage, "_restore", forget)
+
+
+@defect("spcn.feedforward", "test_spcn_feedforward.py", "sanger_by_hand")
+def sanger_without_order(feedforward: Any) -> None:
+    """All units subtract all others: the subspace is found, its components are not."""
+
+    def sanger(W_IO: Any, X_BI: Any, state: Any, eta: float) -> Any:
+        Y_BO = X_BI @ W_IO
+        return W_IO + eta * (X_BI.T @ Y_BO - W_IO @ (Y_BO.T @ Y_BO)) / len(X_BI)
+
+    replaced(feedforward, "sanger", sanger)

@@ -1,192 +1,129 @@
-"""SPEN and the operators it is made of."""
+"""SPEN: Algorithm 1, its predictors, streams, fast weights and decoders."""
 
 from __future__ import annotations
 
-from defects.defect import Defect
+from dataclasses import replace
+from typing import Any
 
-TOPK, BALANCE, ENTROPY = "ops/topk.py", "ops/load_balance.py", "ops/cross_entropy.py"
-BLOCK, PREDICTORS, MODELING, CACHE = "spen/block.py", "spen/predictors.py", "spen/modeling.py", "spen/cache.py"
-STREAM, FAST, PARITY, SETTINGS = "spen/stream.py", "spen/fast_weights.py", "spen/parity.py", "spen/configuration.py"
-T_TOPK, T_ENTROPY, T_BALANCE = "test_ops_topk.py", "test_ops_cross_entropy.py", "test_ops_load_balance.py"
-T_MODEL, T_TRANSFORMERS, T_STREAM = "test_spen_model.py", "test_spen_transformers.py", "test_spen_stream.py"
-T_GENERATION, DECODER, T_DECODER = "test_spen_generation.py", "spen/decoder.py", "test_spen_decoder_cpu.py"
-ALGORITHM = "algorithm_1 and 3-"
+from defects.planting import defect, replaced, with_arguments, with_result, wrap
 
-DEFECTS = (
-    # top-k
-    Defect("top-k: ties to the highest index", TOPK, T_TOPK, "equal_values",
-           "tied.cumsum(-1) <= room",
-           "tied.flip(-1).cumsum(-1).flip(-1) <= room"),
-    Defect("top-k by magnitude", TOPK, T_TOPK, "by_value",
-           "z = torch.nan_to_num(z, nan",
-           "z = torch.nan_to_num(z.abs(), nan"),
-    Defect("top-k ranks what enters GELU", TOPK, T_TOPK, "first_k_of_a_stable_sort",
-           "topk_mask(gelu_rank(u), k)",
-           "topk_mask(u, k)"),
-    Defect("straight-through gradient masked", TOPK, T_TOPK, "straight_through_gradient",
-           "ctx.straight_through = straight_through",
-           "ctx.straight_through = straight_through = False"),
-    Defect("masked gradient reaches all units", TOPK, T_TOPK, "masked_gradient",
-           "grad_u = torch.where(z != 0, grad_u, 0.0)",
-           "pass"),
-    # cross-entropy
-    Defect("cross-entropy: ignored targets in the mean", ENTROPY, T_ENTROPY, "equals_torch",
-           "(targets != ignore_index).sum().clamp(min=1)",
-           "max(1, targets.numel())"),
-    Defect("cross-entropy: ignored rows have a gradient", ENTROPY, T_ENTROPY, "equals_torch",
-           "grad.masked_fill_(~counted.unsqueeze(1), 0.0)",
-           "pass"),
-    Defect("cross-entropy: last slice left out", ENTROPY, T_ENTROPY, "equals_torch",
-           "range(0, len(hidden), rows)",
-           "range(0, max(1, len(hidden) - rows + 1), rows)"),
-    Defect("cross-entropy: incoming gradient ignored", ENTROPY, T_ENTROPY, "equals_torch",
-           "(grad * grad_weight).to",
-           "grad_weight.to"),
-    Defect("cross-entropy: weight's gradient summed in bfloat16", ENTROPY, T_ENTROPY, "summed_in_float32",
-           "head[:0], dtype=exact)",
-           "head[:0])"),
-    Defect("padding counts as load", TOPK, T_BALANCE, "padding",
-           "((z != 0) * weight).sum(0)",
-           "(z != 0).sum(0)"),
-    Defect("load balance: gradient without the softmax's", TOPK, T_BALANCE, "balanced_top_k_is",
-           "(u - log_sum).exp() * (f - share)",
-           "(u - log_sum).exp() * f"),
-    # the block
-    Defect("the fast trace predicts", PREDICTORS, T_MODEL, ALGORITHM,
-           "self.W_pred(unit(traces[-1]))",
-           "self.W_pred(unit(traces[0]))"),
-    Defect("slow trace not normalised", PREDICTORS, T_MODEL, ALGORITHM,
-           "self.W_pred(unit(traces[-1]))",
-           "self.W_pred(traces[-1])"),
-    Defect("sign of the error", BLOCK, T_MODEL, ALGORITHM,
-           "e = x - x_hat",
-           "e = x_hat - x"),
-    Defect("context always in the residual stream", BLOCK, T_MODEL, ALGORITHM,
-           '(x if self.config.residual == "ffn" else c)',
-           "c"),
-    Defect("traces interleaved, not side by side", BLOCK, T_MODEL, ALGORITHM,
-           "traces.permute(1, 2, 0, 3)",
-           "traces.permute(1, 2, 3, 0)"),
-    Defect("load balance in evaluation", BLOCK, T_MODEL, "counts_in_training_only",
-           "if self.training and config.load_balance > 0:",
-           "if config.load_balance > 0:"),
-    Defect("trace state not carried", BLOCK, T_TRANSFORMERS, "carrying and static",
-           "BlockState(trace_state, past)",
-           "BlockState(state.traces, past)"),
-    Defect("padding enters the traces", BLOCK, T_TRANSFORMERS, "padding_changes and static",
-           "x = x * mask.unsqueeze(-1)",
-           "pass"),
-    # attention predictors
-    Defect("linear attention sees its own step", PREDICTORS, T_MODEL, "strict_past and linear",
-           "lag = step[:, None] - 1 - step",
-           "lag = step[:, None] - step"),
-    Defect("linear attention: one decay for a whole chunk", PREDICTORS, T_MODEL, "definitions and linear and 70",
-           "S = gamma**n * S",
-           "S = gamma * S"),
-    Defect("softmax attention sees its own step", PREDICTORS, T_TRANSFORMERS, "carrying and softmax and inputs",
-           "device=q.device) < query_step",
-           "device=q.device) <= query_step"),
-    Defect("attention leaks between packed sequences", PREDICTORS, T_TRANSFORMERS, "packed and inputs",
-           "itertools.pairwise(ends)",
-           "[(0, ends[-1])]"),
-    # the language model
-    Defect("labels not shifted", MODELING, T_TRANSFORMERS, "labels_are_shifted",
-           "shifted[:, :-1] = labels[:, 1:]",
-           "shifted[:, :-1] = labels[:, :-1]"),
-    Defect("a sequence predicts the next one's first token", MODELING, T_TRANSFORMERS, "packed_sequences and static",
-           "shifted[:, cu_seqlens[1:].long() - 1] = -100",
-           "pass"),
-    Defect("mean of the micro-batch divided by the whole batch", MODELING, T_TRANSFORMERS, "labels_are_shifted",
-           'shift_labels, reduction="sum")',
-           "shift_labels)"),
-    Defect("padding after the text", MODELING, T_TRANSFORMERS, "padding_changes and static",
-           "mask.to(torch.int8).argsort",
-           "(~mask).to(torch.int8).argsort"),
-    Defect("length of the state starts anew", MODELING, T_TRANSFORMERS, "carrying and static",
-           "cache.seen_tokens + x.shape[1]",
-           "x.shape[1]"),
-    Defect("W_down begins as large as the rest", MODELING, T_MODEL, "initial_weights",
-           'std=std * getattr(module, "initial_scale", 1.0)',
-           "std=std"),
-    Defect("shift_labels a parameter, required by the Trainer", MODELING, T_GENERATION, "trainer_learns",
-           "labels: Tensor | None = None,\n",
-           "labels: Tensor | None = None, shift_labels: Tensor | None = None,\n"),
-    Defect("hidden states kept for nobody", MODELING, T_TRANSFORMERS, "kept_only",
-           "            if output_hidden_states:\n",
-           "            if True:\n"),
-    Defect("beams keep each other's state", CACHE, T_GENERATION, "beam_search_with and static",
-           "t.index_select(dim, beam_idx.to(t.device))",
-           "t"),
-    Defect("copied state shares memory", CACHE, T_TRANSFORMERS, "copied_repeated",
-           "t.clone()",
-           "t"),
-    Defect("repeated states in the wrong order", CACHE, T_TRANSFORMERS, "copied_repeated",
-           "t.repeat_interleave(repeats, dim)",
-           "t.repeat(*(repeats if i == dim else 1 for i in range(t.ndim)))"),
-    Defect("slow trace first", SETTINGS, T_MODEL, "presets_are",
-           "(0.5, 0.1, 0.02)",
-           "(0.02, 0.1, 0.5)"),
-    # streams
-    Defect("stream's state lost between parts", STREAM, T_STREAM, "in_parts or pieces",
-           "self.cache = output.past_key_values",
-           "pass"),
-    Defect("surprise by a stale prediction", STREAM, T_STREAM, "surprise_is",
-           "predicted = logits[:, -1]",
-           "predicted = logits[:, 0]"),
-    Defect("PGHU updates before it predicts", STREAM, T_STREAM, "pghu_equals",
-           "x[:, 0] - x_hat, slow)\n",
-           "x[:, 0] - x_hat, slow)\n"
-           "            x_hat = self.fast_weights[i].predict(block.predictor.W_pred.weight, slow)\n"),
-    Defect("fast weights not saved", STREAM, T_STREAM, "continues_exactly",
-           'tensors |= {f"{i}.fast.{name}": t for name, t in vars(weights).items()}',
-           "pass"),
-    Defect("state of any model accepted", STREAM, T_STREAM, "foreign",
-           "digest.update(parameter.detach().cpu().contiguous().view(torch.uint8).numpy().data)",
-           "pass"),
-    Defect("PGHU decays towards the wrong anchor", FAST, T_STREAM, "pghu_equals",
-           'if rule.decay_to == "base" else',
-           'if rule.decay_to == "zero" else'),
-    Defect("PGHU: precision of the step before", FAST, T_STREAM, "pghu_equals",
-           "pi = _precision(rule, variance)",
-           "pi = _precision(rule, self.variance)"),
-    Defect("PGHU: precision without a limit", FAST, T_STREAM, "pghu_equals",
-           "variance.clamp(min=1 / rule.pi_max)",
-           "variance"),
-    Defect("PGHU: update transposed", FAST, T_STREAM, "pghu_equals",
-           "bi,bj->bij",
-           "bi,bj->bji"),
-    Defect("parity: perplexity of the token before", PARITY, T_STREAM, "parity",
-           "ids[:, 1:, None]",
-           "ids[:, :-1, None]"),
-    Defect("parity: flips not counted", PARITY, T_STREAM, "parity",
-           "((parallel != 0) != (streamed != 0)).any(-1)",
-           "((parallel != 0) != (streamed != 0)).all(-1)"),
-    # decoders, as far as they are not compiled
-    Defect("block: sign of the folded prediction", BLOCK, T_DECODER, "folding",
-           "W_e, -W_e @ W_pred], 1)",
-           "W_e, W_e @ W_pred], 1)"),
-    Defect("block: x and the unit trace swapped", BLOCK, T_DECODER, "folding",
-           "W_e, -W_e @ W_pred], 1)",
-           "-W_e @ W_pred, W_e], 1)"),
-    Defect("block: layers that somebody listens to are folded", BLOCK, T_MODEL, "exchanged_and_observed",
-           "not in (nn.Linear, StaticPredictor) or hooks:",
-           "not in (nn.Linear, StaticPredictor):"),
-    Defect("block: exchanged layers are folded", BLOCK, T_MODEL, "exchanged_and_observed",
-           "type(layer) not in (nn.Linear, StaticPredictor) or",
-           "not isinstance(layer, (nn.Linear, StaticPredictor)) or"),
-    Defect("block: wrapped layers are folded", BLOCK, T_MODEL, "exchanged_and_observed",
-           'wrapped = "forward" in vars(layer)',
-           "wrapped = False"),
-    Defect("block: folded however few the tokens", BLOCK, T_MODEL, "few_tokens",
-           "and x.shape[0] * x.shape[1] >= FOLDED_FROM * x.shape[2]\n",
-           "and x.shape[0] > 0\n"),
-    Defect("decoder: layers that are more than their weights", DECODER, T_DECODER, "cannot_run",
-           "isinstance(layer, nn.Linear) and not is_untouched(layer)",
-           "False"),
-    Defect("decoder: any predictor folded", DECODER, T_DECODER, "cannot_run",
-           'if model.config.predictor != "static":',
-           "if False:"),
-    Defect("decoder: any number of streams", STREAM, T_DECODER, "other_streams",
-           "if decoder.n_streams not in (None, len(ids)):",
-           "if False:"),
-)  # fmt: skip
+
+@defect("spen.predictors", "test_spen_model.py", "is_algorithm_1")
+def error_is_a_sum(predictors: Any) -> None:
+    """The prediction is added to the input instead of subtracted."""
+    with_result(predictors.StaticPredictor, "forward", lambda found: (-found[0], found[1]))
+
+
+@defect("spen.predictors", "test_spen_model.py", "is_algorithm_1")
+def fast_trace_predicts(predictors: Any) -> None:
+    """The prediction reads the first trace, not the last."""
+    with_arguments(predictors.StaticPredictor, "forward", traces=lambda traces: traces.flip(0))
+
+
+@defect("spen.predictors", "test_spen_model.py", "strict_past and softmax")
+def predictor_sees_what_it_predicts(predictors: Any) -> None:
+    """Attention of a step over itself."""
+
+    def attention(q: Any, k: Any, v: Any, seen: Any = None) -> Any:
+        import torch
+
+        T, S = q.shape[-2], k.shape[-2]
+        visible = torch.ones(T, S, dtype=torch.bool, device=q.device).tril(S - T)
+        if seen is not None:
+            visible = visible & seen
+        return torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=visible).nan_to_num()
+
+    replaced(predictors, "strictly_causal_attention", attention)
+
+
+@defect("spen.predictors", "test_spen_model.py", "definitions and linear")
+def memory_does_not_fade(predictors: Any) -> None:
+    """Linear attention with gamma 1."""
+    with_arguments(predictors, "decayed_linear_attention", gamma=lambda gamma: 1.0)
+
+
+@defect("spen.mixer", "test_spen_decode_cpu.py", "folding", compiled=True)
+def sign_of_the_folded_prediction(mixer: Any) -> None:
+    """The precomputed weights add the prediction."""
+
+    def flip(weights: Any) -> Any:
+        d = weights.shape[0]
+        weights = weights.clone()
+        weights[:, -d:] *= -1
+        return weights
+
+    with_result(mixer.SpenMixer, "folded_weights", flip)
+
+
+@defect("spen.fast_weights", "test_spen_stream.py", "pghu_equals")
+def update_before_the_prediction(fast_weights: Any) -> None:
+    """A block predicts its input with weights that have seen it."""
+
+    def broken(original: Any) -> Any:
+        def call(self: Any, x: Any, traces: Any, *rest: Any, **kwargs: Any) -> Any:
+            x_hat, past = original(self, x, traces, *rest, **kwargs)
+            return self.weights.predict(self.W_base, traces[-1, :, 0]).to(x_hat).unsqueeze(1), past
+
+        return call
+
+    wrap(fast_weights.FastPredictor, "__call__", broken)
+
+
+@defect("spen.fast_weights", "test_spen_stream.py", "pghu_equals")
+def precision_without_a_limit(fast_weights: Any) -> None:
+    """Small variances give any precision."""
+    with_arguments(fast_weights, "_precision", rule=lambda rule: replace(rule, pi_max=1e30))
+
+
+@defect("spen.fast_weights", "test_spen_stream.py", "pghu_equals")
+def decay_towards_the_wrong_anchor(fast_weights: Any) -> None:
+    """Fast weights forget what the stream began with, or return to it where they should not."""
+    with_arguments(
+        fast_weights.FastWeights,
+        "update",
+        rule=lambda rule: replace(rule, decay_to="zero" if rule.decay_to == "base" else "base"),
+    )
+
+
+@defect("spen.stream", "test_spen_stream.py", "in_pieces")
+def state_lost_between_pieces(stream: Any) -> None:
+    """Each call reads as if nothing had been read before."""
+
+    def forget(original: Any) -> Any:
+        def read(self: Any, *args: Any, **kwargs: Any) -> Any:
+            self.cache = stream.MixerCache.empty(self.model.config.n_layers)
+            return original(self, *args, **kwargs)
+
+        return read
+
+    wrap(stream.SpenStream, "_read", forget)
+
+
+@defect("spen.stream_files", "test_spen_stream.py", "foreign")
+def state_of_any_model_accepted(stream_files: Any) -> None:
+    """A state continues with weights that did not make it."""
+    with_result(stream_files, "fingerprint", lambda digest: "")
+
+
+@defect("spen.stream_files", "test_spen_stream.py", "continues_exactly")
+def fast_weights_not_saved(stream_files: Any) -> None:
+    """A stream that goes on from its file has forgotten what it adapted to."""
+    with_arguments(stream_files, "save_state", fast_weights=lambda weights: [])
+
+
+@defect("spen.parity", "test_spen_stream.py", "parity_perplexity")
+def perplexity_of_the_token_before(parity: Any) -> None:
+    """Predictions are compared with what they were made from."""
+    with_arguments(parity, "_perplexity", ids=lambda ids: ids.roll(1, -1))
+
+
+@defect("spen.decode.cpu", "test_spen_decode_cpu.py", "equals_its_equations", compiled=True)
+def decoder_leaves_its_state(cpu: Any) -> None:
+    """Every step of the decoder starts from the same state."""
+    with_arguments(cpu.CpuDecoder, "step", state=lambda state: state.clone())
+
+
+@defect("spen.decode.weights", "test_spen_decode_cpu.py", "cannot_run", compiled=True)
+def replaced_layers_decoded(weights: Any) -> None:
+    """A decoder reads the weights of a layer that would have done something else."""
+    with_result(weights, "obstacle_to_decoding", lambda obstacle: None)

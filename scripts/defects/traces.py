@@ -1,69 +1,80 @@
-"""The trace operator."""
+"""The trace operator: the loop, matmuls over chunks, and the kernels."""
 
 from __future__ import annotations
 
-from defects.defect import Defect
+from contextlib import nullcontext
+from typing import Any
 
-LOOP, CHUNKED, OPERATOR = "traces/reference.py", "traces/chunked.py", "traces/operator.py"
-TRACES_MODULE, NUMBA = "traces/module.py", "traces/numba_scan.py"
-T_OPERATOR, T_TRACES, T_NUMBA = "test_traces_operator.py", "test_traces_module.py", "test_traces_numba.py"
+import numpy as np
 
-DEFECTS = (
-    Defect("loop: the rate weighs the past", LOOP, T_OPERATOR, "whole_chunks",
-           "torch.lerp(h, x_t.expand_as(h), a)",
-           "torch.lerp(x_t.expand_as(h), h, a)"),
-    Defect("chunked: state decays one step too little", CHUNKED, T_OPERATOR, "whole_chunks",
-           "steps_T, state = time_T + 1, state.unsqueeze(2)",
-           "steps_T, state = time_T, state.unsqueeze(2)"),
-    Defect("chunked: packed sequences leak within a chunk", CHUNKED, T_OPERATOR, "three_levels",
-           "weights = weights * (segment_KC.unsqueeze(-1) == segment_KC.unsqueeze(-2))",
-           "pass"),
-    Defect("chunked: packed sequences leak between chunks", CHUNKED, T_OPERATOR, "three_levels",
-           "enters = enters * (segment_KC[1:] == before_K.unsqueeze(1))[:, :, None, None]",
-           "pass"),
-    Defect("chunked: empty sequence takes its neighbour's state", CHUNKED, T_OPERATOR, "closed_form",
-           "cu_seqlens[1:] <= cu_seqlens[:-1]",
-           "cu_seqlens[1:] < cu_seqlens[:-1]"),
-    Defect("chunked: powers in float32", CHUNKED, T_OPERATOR, "slow_trace",
-           "base_AG.unsqueeze(-1) ** exponents_T.to(base_AG.dtype)",
-           "base_AG.float().unsqueeze(-1) ** exponents_T.float()"),
-    Defect("chunked: carry never enters", CHUNKED, T_OPERATOR, "whole_chunks",
-           "enters, carry)], dim=2)",
-           "enters * 0, carry)], dim=2)"),
-    Defect("chunked: TF32 allowed", CHUNKED, T_OPERATOR, "fewer_bits",
-           'torch.get_float32_matmul_precision() == "highest"',
-           "True"),
-    Defect("numba: states in float32", NUMBA, T_NUMBA, "does_not_grow",
-           "h = torch.zeros(A, N, D, dtype=torch.float64)",
-           "h = torch.zeros(A, N, D, dtype=torch.float32)"),
-    Defect("numba: a thread does the channels of the next one, too", NUMBA, T_NUMBA, "same_bits",
-           "min((end - before) * LANES, n_channels)",
-           "min((end - before + 1) * LANES, n_channels)"),
-    Defect("numba: the last state's gradient does not reach the rates", NUMBA, T_OPERATOR, "gradcheck",
-           "total.addcmul_(grad_last, s)",
-           "pass"),
-    Defect("numba: the gradient's gradient is not differentiable", NUMBA, T_OPERATOR, "second_derivatives",
-           "_differentiable_backward if torch.is_grad_enabled() else ema_scan_backward",
-           "ema_scan_backward"),
-    Defect("traces on CPUs do not ask the switch", OPERATOR, T_NUMBA, "not_used",
-           'x.device.type == "cpu" and cpu_kernels_are_on()',
-           'x.device.type == "cpu"'),
-    Defect("autocast reaches the traces", OPERATOR, T_OPERATOR, "autocast",
-           "torch.autocast(x.device.type, enabled=False)",
-           "nullcontext()"),
-    Defect("state in the dtype of x", OPERATOR, T_OPERATOR, "rounds_once",
-           "return torch.float64 if x.dtype == torch.float64 else torch.float32",
-           "return x.dtype"),
-    Defect("rates not checked", OPERATOR, T_OPERATOR, "bad_arguments",
-           "if not 0.0 <= a <= 1.0:",
-           "if False:"),
-    Defect("padding moves the state", TRACES_MODULE, T_TRACES, "as_if",
-           "torch.where(mask_BT.unsqueeze(-1), x, 0)",
-           "torch.nan_to_num(x, 1.0)"),
-    Defect("padding counts as steps", TRACES_MODULE, T_TRACES, "as_if",
-           "steps_BT = mask_BT.cumsum(1)",
-           "steps_BT = torch.ones_like(mask_BT).cumsum(1)"),
-    Defect("half-life in nats", TRACES_MODULE, T_TRACES, "half_lives",
-           "-math.expm1(-math.log(2) / half_life)",
-           "-math.expm1(-1 / half_life)"),
-)  # fmt: skip
+from defects.planting import defect, with_arguments, with_result, wrap
+
+
+@defect("traces.reference", "test_traces_operator.py", "closed_form and reference")
+def rate_weighs_the_past(reference: Any) -> None:
+    """h = a h + (1 - a) x."""
+    with_arguments(reference, "ema_reference", rates_AG=lambda a: 1 - a)
+
+
+@defect("traces.chunked", "test_traces_operator.py", "carrying_the_state and chunked")
+def state_decays_one_step_too_little(chunked: Any) -> None:
+    """The state given enters the first step without decay."""
+    wrap(
+        chunked,
+        "ema_chunked",
+        lambda original: (
+            lambda x, rates, state, cu: original(
+                x, rates, None if state is None else state / (1 - rates).unsqueeze(1), cu
+            )
+        ),
+    )
+
+
+@defect("traces.chunked", "test_traces_operator.py", "three_levels")
+def packed_sequences_leak(chunked: Any) -> None:
+    """A packed sequence sees the one before it."""
+    with_result(chunked, "segment_of", lambda segment: segment * 0)
+
+
+@defect("traces.chunked", "test_traces_operator.py", "slow_trace")
+def powers_in_float32(chunked: Any) -> None:
+    """1 - a is rounded before its powers are taken: slow traces drift."""
+    with_arguments(chunked, "powers", base_AG=lambda base: base.float().to(base.dtype))
+
+
+@defect("traces.operator", "test_traces_operator.py", "autocast")
+def autocast_reaches_the_traces(operator: Any) -> None:
+    """Sums over time are rounded to bfloat16 under autocast."""
+    with_result(operator, "no_autocast", lambda context: nullcontext())
+
+
+@defect("traces.module", "test_traces_module.py", "as_if")
+def padding_moves_the_state(module: Any) -> None:
+    """The mask is not looked at."""
+    with_arguments(module.EMATraces, "forward", mask=lambda mask: None if mask is None else mask | True)
+
+
+@defect("traces.module", "test_traces_module.py", "half_lives")
+def half_life_in_nats(module: Any) -> None:
+    """A trace falls to 1/e, not to a half, in its half-life."""
+    with_arguments(
+        module.EMATraces, "from_half_life", half_lives=lambda h: (np.asarray(h, np.float64) * np.log(2)).tolist()
+    )
+
+
+@defect("traces.numba_scan", "test_traces_operator.py", "gradcheck and False-False-numba")
+def gradient_of_the_last_state_dropped(numba_scan: Any) -> None:
+    """Nothing flows back from the state that a call returns."""
+    with_arguments(numba_scan, "backward", G=lambda G: G.__imul__(0))
+
+
+@defect("traces.triton_scan", "test_kernels_edges.py", "traces_at_the_borders and 16-64-False")
+def powers_of_a_tile_in_reverse(triton_scan: Any) -> None:
+    """What came before a tile decays least at its end."""
+    with_result(triton_scan, "_powers", lambda found: (found[0], tuple(row[::-1] for row in found[1]), found[2]))
+
+
+@defect("traces.triton_scan", "test_kernels_edges.py", "error_does_not_grow")
+def rounding_error_not_carried_on(triton_scan: Any) -> None:
+    """The state is summed without its compensation: the error grows with the number of tiles."""
+    with_result(triton_scan, "_carried", lambda found: (found[0], found[1] * 0.0))

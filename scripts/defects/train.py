@@ -2,121 +2,116 @@
 
 from __future__ import annotations
 
-from defects.defect import Defect
+import shutil
+from typing import Any
 
-SCHEDULE, OPTIMISER, LOSS, BATCHES = "train/schedule.py", "train/optimiser.py", "train/loss.py", "train/batches.py"
-CHECKPOINTS, RUN, STATE, DATA = "train/checkpoints.py", "train/run.py", "train/state.py", "train/data.py"
-DISTRIBUTED, METRICS, LOOP = "train/distributed.py", "train/metrics.py", "train/loop.py"
-T_PARTS, T_RESUME, T_DISTRIBUTED = "test_train_parts.py", "test_train_resume.py", "test_train_distributed.py"
+from defects.planting import defect, replaced, skipped, with_arguments, with_result, wrap
+
 BITWISE = "bitwise_the_run and gpt2"
 
-DEFECTS = (
-    # a step
-    Defect("warm-up off by one", SCHEDULE, T_PARTS, "schedule",
-           "lr * n / warmup",
-           "lr * (n - 1) / warmup"),
-    Defect("cosine ends too high", SCHEDULE, T_PARTS, "schedule",
-           "/ (steps - warmup)",
-           "/ steps"),
-    Defect("rate of the update before", RUN, T_PARTS, "rate_of_every_step",
-           "learning_rate(n, steps",
-           "learning_rate(max(1, n - 1), steps"),
-    Defect("weight decay on norms", OPTIMISER, T_PARTS, "decay_spares",
-           '"weight_decay": 0.0',
-           '"weight_decay": weight_decay'),
-    Defect("AdamW's own betas", OPTIMISER, T_PARTS, "decay_spares",
-           "betas=config.betas, ",
-           ""),
-    Defect("the loss copies its input", LOSS, T_PARTS, "loss_of",
-           "ids[:, :-1], ids[:, 1:]",
-           "ids[:, :-1], ids[:, :-1]"),
-    Defect("documents not kept apart", LOSS, T_PARTS, "reset_keeps",
-           '{"cu_seqlens": cu_seqlens}',
-           "{}"),
-    Defect("windows run into each other", BATCHES, T_PARTS, "batches_depend",
-           "bounds |= {row * length, *(",
-           "bounds |= {*("),
-    Defect("every process on the same micro-batches", BATCHES, T_PARTS, "batches_depend",
-           "for m in share:",
-           "for m in range(len(share)):"),
-    Defect("processes take turns", DISTRIBUTED, T_PARTS, "batches_depend",
-           "range(self.rank * part, (self.rank + 1) * part)",
-           "range(self.rank, items, self.size)"),
-    Defect("gradients summed over micro-batches", RUN, T_PARTS, "accumulated",
-           "(loss / len(self.share)).backward()",
-           "loss.backward()"),
-    Defect("gradients never cleared", RUN, T_RESUME, BITWISE,
-           "self.optimiser.zero_grad(set_to_none=True)",
-           "pass"),
-    Defect("gradient not clipped", RUN, T_PARTS, "one_update",
-           "self.config.clip)",
-           'float("inf"))'),
-    Defect("update before the look at the loss", RUN, T_RESUME, "non_finite",
-           "        self._refuse_non_finite(result, n)\n        self.optimiser.step()\n",
-           "        self.optimiser.step()\n        self._refuse_non_finite(result, n)\n"),
-    Defect("gradients travel with the wrong micro-batch", DISTRIBUTED, T_DISTRIBUTED, "curve_of_one and dense and ddp",
-           "DistributedDataParallel) and not last:",
-           "DistributedDataParallel) and last:"),
-    # validation
-    Defect("validation in training mode", RUN, T_PARTS, "validation_is",
-           "        self.loss.eval()\n",
-           ""),
-    Defect("training goes on in evaluation mode", RUN, T_PARTS, "training_mode",
-           "        self.loss.train()\n",
-           ""),
-    Defect("short last batch of a validation weighs as a whole one", RUN, T_PARTS, "validation_is",
-           "weights = [len(batch.ids) for",
-           "weights = [1 for"),
-    Defect("validation on the head of its text", RUN, T_PARTS, "summary_and_model",
-           "np.linspace(0, available - 1, count).round()",
-           "range(count)"),
-    Defect("training on the validation documents", DATA, T_PARTS, "held_out",
-           'split = "train" if config.validation is None else "all"\n    if is_streamed',
-           'split = "all"\n    if is_streamed'),
-    # checkpoints
-    Defect("checkpoint believed without its manifest", CHECKPOINTS, T_RESUME, "damaged_checkpoint and tampered",
-           "            verify(checkpoint)\n",
-           "            pass\n"),
-    Defect("checksum of a checkpoint not compared", CHECKPOINTS, T_RESUME, "damaged_checkpoint and tampered",
-           ".hexdigest() != digest",
-           '.hexdigest() == ""'),
-    Defect("oldest checkpoint resumed", CHECKPOINTS, T_RESUME, "damaged_checkpoint and missing",
-           "reversed(list_checkpoints(folder))",
-           "list_checkpoints(folder)"),
-    Defect("oldest checkpoints kept", CHECKPOINTS, T_RESUME, "pruned",
-           "reached[:-keep]",
-           "reached[keep:]"),
-    Defect("checkpoints of a future that is done again stay", CHECKPOINTS, T_RESUME, "pruned",
-           "if step_of(checkpoint) > step]",
-           "if False]"),
-    Defect("folder filled in its place", CHECKPOINTS, T_RESUME, "whole_or_not",
-           "temporary = target.with_name(",
-           "shutil.rmtree(target, ignore_errors=True)\n    temporary = target.with_name("),
-    Defect("resume forgets AdamW's averages", RUN, T_RESUME, BITWISE,
-           "state.read_optimiser(self.model, self.optimiser, folder)",
-           "pass"),
-    Defect("AdamW counts its updates anew", STATE, T_RESUME, BITWISE,
-           'tensors["step"].clone().to',
-           'torch.zeros_like(tensors["step"]).to'),
-    Defect("resume forgets the place in the stream", BATCHES, T_RESUME, "streamed",
-           "self.stream.load_state_dict(dict(position))",
-           "pass"),
-    Defect("resume forgets the random generators", RUN, T_RESUME, "dropout",
-           'state.restore_random_state(saved["random"], self.world.device)',
-           "pass"),
-    Defect("resume on other text", RUN, T_RESUME, "other_text",
-           'if dict(self.fingerprints) != saved["data_fingerprints"]:',
-           "if False:"),
-    Defect("weight missing from a checkpoint", STATE, T_RESUME, "lacks",
-           "if missing or unknown:",
-           "if unknown:"),
-    Defect("no checkpoint at a signal", LOOP, T_RESUME, BITWISE,
-           "if last or update.stop or run.step % recipe.checkpoint_every == 0:",
-           "if last or run.step % recipe.checkpoint_every == 0:"),
-    Defect("curve keeps a step that is done again", METRICS, T_PARTS, "metrics_file",
-           '["step"] <= after_step]',
-           '["step"] <= after_step + 1]'),
-    Defect("lookups count as products", METRICS, T_PARTS, "flops",
-           " and id(p) not in lookups)",
-           ")"),
-)  # fmt: skip
+
+@defect("train.schedule", "test_train_parts.py", "schedule_is")
+def schedule_off_by_one(schedule: Any) -> None:
+    """Each update has the rate of the one before it."""
+    with_arguments(schedule, "learning_rate", n=lambda n: n - 1)
+
+
+@defect("train.optimiser", "test_train_parts.py", "decay_spares")
+def norms_decay(optimiser: Any) -> None:
+    """Weight decay pulls norms and biases to zero, too."""
+
+    def everywhere(groups: Any) -> Any:
+        return [{**group, "weight_decay": groups[0]["weight_decay"]} for group in groups]
+
+    with_result(optimiser, "parameter_groups", everywhere)
+
+
+@defect("train.step", "test_train_parts.py", "one_update")
+def gradient_not_clipped(step: Any) -> None:
+    """The setting for clipping is not used."""
+    with_arguments(step.Gradients, "__init__", clip=lambda clip: float("inf"))
+
+
+@defect("train.step", "test_train_step.py", "leaves_the_weights_alone")
+def update_with_a_loss_that_is_not_finite(step: Any) -> None:
+    """NaN goes into the weights."""
+    with_result(step.StepResult, "not_finite", lambda found: None)
+
+
+@defect("train.loss", "test_train_parts.py", "reset_keeps")
+def documents_not_kept_apart(loss: Any) -> None:
+    """A document sees those before it in its window."""
+    with_arguments(
+        loss.LanguageModelLoss,
+        "forward",
+        cu_seqlens=lambda offsets: None if offsets is None else offsets[[0, -1]],
+    )
+
+
+@defect("train.loss", "test_train_parts.py", "validation_is")
+def dropout_in_validation(loss: Any) -> None:
+    """The model stays in training mode."""
+
+    def training(original: Any) -> Any:
+        def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+            self.train()
+            return original(self, *args, **kwargs)
+
+        return forward
+
+    wrap(loss.LanguageModelLoss, "forward", training)
+
+
+@defect("train.data", "test_train_parts.py", "held_out")
+def validation_documents_trained_on(data: Any) -> None:
+    """The training text is the whole text."""
+    with_arguments(data, "pack", split=lambda split: "all" if split == "train" else split)
+
+
+@defect("train.distributed", "test_train_parts.py", "batches_depend")
+def processes_read_the_same(distributed: Any) -> None:
+    """Every process takes the first share of the micro-batches."""
+    with_result(distributed.World, "share", lambda part: range(len(part)))
+
+
+@defect("train.state", "test_train_resume.py", BITWISE)
+def averages_forgotten(state: Any) -> None:
+    """AdamW starts anew after a resume."""
+    skipped(state, "read_optimiser")
+
+
+@defect("train.state", "test_train_resume.py", "dropout")
+def random_generators_forgotten(state: Any) -> None:
+    """Dropout draws the first masks again after a resume."""
+    skipped(state, "restore_random_state")
+
+
+@defect("train.batches", "test_train_resume.py", "streamed")
+def place_in_the_text_forgotten(batches: Any) -> None:
+    """A resumed stream begins at its first document."""
+    skipped(batches.StreamedBatches, "restore")
+
+
+@defect("train.checkpoints", "test_train_resume.py", "damaged_checkpoint and tampered")
+def damaged_checkpoint_believed(checkpoints: Any) -> None:
+    """Files are not compared with their manifest."""
+    skipped(checkpoints, "verify")
+
+
+@defect("train.checkpoints", "test_train_resume.py", "whole_or_not")
+def checkpoint_filled_in_its_place(checkpoints: Any) -> None:
+    """A crash while saving leaves half a checkpoint under the name of a whole one."""
+
+    def write_folder(target: Any, fill: Any) -> Any:
+        shutil.rmtree(target, ignore_errors=True)
+        target.mkdir(parents=True)
+        fill(target)
+        return target
+
+    replaced(checkpoints, "write_folder", write_folder)
+
+
+@defect("train.config", "test_train_resume.py", "contradicting")
+def resumed_with_other_settings(config: Any) -> None:
+    """A run goes on with another learning rate, and nobody can tell from its record."""
+    skipped(config, "refuse_contradiction")

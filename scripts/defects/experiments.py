@@ -1,0 +1,43 @@
+"""The runner: what runs, what is done already, what a failure costs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from defects.planting import defect, replaced, with_result, wrap
+
+TESTS = "test_runner.py"
+
+
+@defect("experiments.runner.plan", TESTS, "there or resume")
+def finished_units_run_again(plan: Any) -> None:
+    """A resumed grid measures everything once more."""
+    with_result(plan, "_is_there", lambda there: False)
+
+
+@defect("experiments.runner.plan", TESTS, "settings")
+def file_of_other_settings_counts(plan: Any) -> None:
+    """A resumed grid keeps what was measured with other settings."""
+    replaced(plan, "_is_there", lambda unit, out: (out / unit.experiment / unit.file_name).exists())
+
+
+@defect("experiments.runner.units", TESTS, "shard")
+def shards_overlap(units: Any) -> None:
+    """Part 2 of 2 does what part 1 does, too."""
+    wrap(units, "shard_of", lambda original: lambda found, index, count: original(found, 0, 1))
+
+
+@defect("experiments.runner.local", TESTS, "fail")
+def failure_loses_the_rest_of_its_job(local: Any) -> None:
+    """Units after one that failed are never run, and nobody is told."""
+
+    def give_up(original: Any) -> Any:
+        def collect(self: Any) -> Any:
+            for event in original(self):
+                if isinstance(event, local.Failed):
+                    self._left.clear()
+                yield event
+
+        return collect
+
+    wrap(local.Slot, "collect", give_up)

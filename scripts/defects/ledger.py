@@ -1,0 +1,68 @@
+"""Predicates and verdicts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from defects.planting import constant, defect, with_arguments, with_result, wrap
+
+
+@defect("ledger.predicates", "test_ledger_predicates.py", "TestFigure")
+def figure_judged_by_its_mean(predicates: Any) -> None:
+    """A mean inside the tolerance is enough, however wide its interval."""
+
+    def without_interval(original: Any) -> Any:
+        def check(figure: Any, lookup: Any) -> Any:
+            found = original(figure, lookup)
+            if found.left is None:
+                return found
+            low, high = predicates.tolerance_band(figure.paper, figure.kind)
+            return replace(found, holds=low - 1e-9 <= found.left <= high + 1e-9)
+
+        return check
+
+    wrap(predicates, "check_figure", without_interval)
+
+
+@defect("ledger.predicates", "test_ledger_predicates.py", "TestComparison")
+def direction_judged_by_the_wrong_end(predicates: Any) -> None:
+    """A difference is above 0 when the upper end of its interval is."""
+    with_result(
+        predicates, "_difference", lambda found: replace(found, interval=found.interval and found.interval[::-1])
+    )
+
+
+@defect("ledger.predicates", "test_ledger_predicates.py", "TestComparison")
+def seeds_never_paired(predicates: Any) -> None:
+    """The spread over seeds hides differences that every seed shows."""
+    with_result(predicates, "_pairs", lambda pairs: None)
+
+
+@defect("ledger.predicates", "test_ledger_predicates.py", "tolerances_are")
+def tolerance_doubled(predicates: Any) -> None:
+    """Twice the tolerance of the design."""
+    constant(predicates, "ABSOLUTE_TOLERANCE", lambda widths: {kind: 2 * width for kind, width in widths.items()})
+
+
+@defect("ledger.verdicts", "test_ledger_verdicts.py", "every_verdict")
+def best_predicate_decides(verdicts: Any) -> None:
+    """One direction that holds makes up for those that do not."""
+
+    def lenient(directions: Any) -> Any:
+        held = any(check.holds for check in directions)
+        return [replace(check, holds=True) if held and check.holds is False else check for check in directions]
+
+    with_arguments(verdicts, "decide", directions=lenient)
+
+
+@defect("ledger.verdicts", "test_ledger_verdicts.py", "draw_without_a_value")
+def draws_without_a_value_count(verdicts: Any) -> None:
+    """A drawn grammar on which a metric has no value counts against the claim."""
+    with_arguments(verdicts, "_share", outcomes=lambda outcomes: [bool(outcome) for outcome in outcomes])
+
+
+@defect("ledger.verdicts", "test_ledger_verdicts.py", "local_finding")
+def local_verdict_borrows_recorded_cells(verdicts: Any) -> None:
+    """What this machine found is judged on what others found."""
+    wrap(verdicts.Table, "local", lambda original: lambda self: self)

@@ -1,0 +1,84 @@
+"""Cells: reading, selecting, choosing the evidence."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from defects.planting import defect, skipped, with_arguments, with_result, wrap
+
+
+@defect("results.select", "test_results_select.py", "ambiguous")
+def ambiguous_selection_accepted(select: Any) -> None:
+    """Cells that differ in a factor which was not named pass for seeds of one another."""
+    skipped(select, "_refuse_ambiguity")
+
+
+@defect("results.select", "test_results_select.py", "settings_are_never_mixed")
+def settings_mixed(select: Any) -> None:
+    """Cells measured with different settings become one sample."""
+    with_result(select.Table, "_settings_key", lambda key: "")
+
+
+@defect("results.select", "test_results_select.py", "units_are_never_mixed")
+def units_mixed(select: Any) -> None:
+    """Seconds and milliseconds become one sample."""
+    skipped(select, "_refuse_other_units")
+
+
+@defect("results.select", "test_results_select.py", "most_seeds_win or tie_goes")
+def newest_evidence_wins(select: Any) -> None:
+    """One new seed displaces twenty recorded ones."""
+    with_result(select, "_rank", lambda rank: (0, 0, rank[2]))
+
+
+@defect("results.select", "test_results_select.py", "pairing")
+def different_seeds_paired(select: Any) -> None:
+    """Values of different seeds or experiments stand against each other."""
+    with_result(select.Selection, "is_paired_with", lambda paired: True)
+
+
+@defect("results.select", "test_ledger_verdicts.py", "repetitions_are_not_seeds")
+def repetitions_counted_as_seeds(select: Any) -> None:
+    """The repetitions of one timing become as many seeds."""
+
+    def spread(selection: Any) -> Any:
+        repetitions = selection.metrics[0].repetitions if len(selection.metrics) == 1 else ()
+        if len(repetitions) > 1:
+            object.__setattr__(selection, "seeds", tuple(range(len(repetitions))))
+        return selection
+
+    with_result(select.Table, "select", lambda found: None if found is None else spread(found))
+
+
+@defect("results.schema", "test_results.py", "given_twice")
+def metric_given_twice_accepted(schema: Any) -> None:
+    """Of two equal keys in a file the first is lost without a word."""
+    skipped(schema, "_refuse_duplicates")
+
+
+@defect("results.schema", "test_results_mutations.py", "200_mutations")
+def control_characters_reach_the_terminal(schema: Any) -> None:
+    """An error message quotes a file as it is."""
+    wrap(schema, "one_line", lambda original: str)
+
+
+@defect("results.schema", "test_results.py", "different_factors_never_meet")
+def file_name_without_factors(schema: Any) -> None:
+    """Two points of a grid share a file, and the second overwrites the first."""
+    with_arguments(schema, "file_name", factors=lambda factors: {})
+
+
+@defect("results.store", "test_results.py", "copy_in_another_place")
+def copy_of_a_file_accepted(store: Any) -> None:
+    """A file under another name counts as one more run."""
+    wrap(store, "read_file", lambda original: lambda path: _renamed(original(path), path))
+
+
+def _renamed(file: Any, path: Any) -> Any:
+    """The file as if it belonged where it lies."""
+
+    class Anywhere:
+        experiment, name = path.parent.name, path.name
+        unpack = staticmethod(file.unpack)
+
+    return Anywhere()
