@@ -147,7 +147,7 @@ class TestPage:
     def test_paper_values_come_from_the_claims(self, full: Store, tmp_path: Path) -> None:
         claims = one_claim(figure=(PaperFigure(L0_WITHIN, 0.123, "accuracy"),))
         papers = [text for _, text in Reader(render(full, tmp_path, claims=claims)).all("td", **{"class": "num paper"})]
-        assert {text for text in papers if text} == {".123"}
+        assert [text for text in papers if text] == [".123", ".123"]  # in its section, and among all cells
 
     def test_every_predicate_with_its_numbers_and_share(self, reader: Reader, full: Store) -> None:
         [row] = [row for row in build_ledger(Table(full.load())) if row.id == "C03"]
@@ -185,6 +185,12 @@ class TestPage:
         for section in ("representations", "dimension", "ablations", "rules"):
             assert "EMA of one-hots" in reader.section(section)
 
+    def test_a_bound_stands_beside_every_code_it_holds_for(self, page: str, reader: Reader) -> None:
+        for code in ("projection", "with top-k"):
+            assert re.search(rf"words, {code} \.\d+ \S+ \.220 ", reader.section("distances"))
+        bound = next(t for t in specs_of(page)["plot-distances"]["data"] if t["name"].startswith("ε"))
+        assert bound["x"] == [0.22, 0.22, 0.26, 0.26]
+
     def test_seeds_of_both_systems_in_one_row(self, reader: Reader) -> None:
         assert "8, 1" in reader.section("roles")
 
@@ -213,7 +219,7 @@ class TestPage:
         assert "trace_probe/ (3 files) grammar=default this machine, beside it cpu 3 seeds" in text
 
     def test_files_of_one_run_count_its_seconds_once(self, reader: Reader) -> None:
-        assert "2026-01-02 03:04 301 s" in reader.section("provenance")
+        assert "8 seeds commit 012345678 2026-01-02 03:04 301 s" in reader.section("provenance")
 
 
 class TestDraws:
