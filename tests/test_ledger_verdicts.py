@@ -82,7 +82,8 @@ class TestVerdict:
         assert row.checks[0].missing == ("one/b",)
 
     def test_repetitions_are_not_seeds(self) -> None:
-        timed = Row({}, {"a": Metric(2.0, "s", repetitions=(1.9, 2.0, 2.2)), "b": Metric(1.0, "s")})
+        a, b = (Metric(s, "s", repetitions=(0.9 * s, s, 1.1 * s)) for s in (2.0, 1.0))
+        timed = Row({}, {"a": a, "b": b})
         row = judge_one(make_claim(A_OVER_B), make_table(make_file(timed)))
         assert row.n_seeds == 1
         assert row.interval["one/a"] is not None
