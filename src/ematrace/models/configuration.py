@@ -44,7 +44,7 @@ class ModelConfig(PretrainedConfig):
         "residual": ("ffn", "direct"),
     }
     _sizes: ClassVar[tuple[str, ...]] = ("vocab_size", "d_model", "d_ff", "n_layers", "k")
-    _presets: ClassVar[dict[str, dict[str, Any]]]
+    presets: ClassVar[dict[str, dict[str, Any]]]
     _package: ClassVar[str]
     """Where the classes of a saved model are imported from."""
     _classes: ClassVar[dict[str, str]]
@@ -110,12 +110,12 @@ class ModelConfig(PretrainedConfig):
     @classmethod
     def preset(cls, name: str, **overrides: Any) -> Self:
         """The settings of that name, with `overrides` in place of some of them."""
-        if name not in cls._presets:
-            raise ValueError(f"no preset {name!r}; there are {', '.join(cls._presets)}")
+        if name not in cls.presets:
+            raise ValueError(f"no preset {name!r}; there are {', '.join(cls.presets)}")
         unknown = set(overrides) - {field.name for field in fields(cls)} - set(cls.attribute_map)
         if unknown:
             raise ValueError(f"{cls.__name__} has no field {', '.join(sorted(unknown))}")
-        return cls(**{**cls._presets[name], **overrides})
+        return cls(**{**cls.presets[name], **overrides})
 
 
 class SkeletonConfig(ModelConfig):
@@ -150,7 +150,7 @@ class SkeletonConfig(ModelConfig):
     }
     _sizes: ClassVar[tuple[str, ...]] = (*ModelConfig._sizes, "max_positions")
     # Widths and depths are those of SPEN's presets.
-    _presets: ClassVar[dict[str, dict[str, Any]]] = {
+    presets: ClassVar[dict[str, dict[str, Any]]] = {
         "skeleton-130m": {},
         "skeleton-7m": {"d_model": 128, "d_ff": 512, "n_layers": 2, "k": 30},
         "skeleton-tiny": {

@@ -38,7 +38,7 @@ class SpenConfig(ModelConfig):
         **ModelConfig._choices,
     }
     _sizes: ClassVar[tuple[str, ...]] = (*ModelConfig._sizes, "n_heads")
-    _presets: ClassVar[dict[str, dict[str, Any]]] = {
+    presets: ClassVar[dict[str, dict[str, Any]]] = {
         "spen-130m": {},
         "spen-7m": {"d_model": 128, "d_ff": 512, "n_layers": 2, "k": 30, "n_heads": 4},
         "spen-tiny": {

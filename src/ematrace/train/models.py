@@ -1,22 +1,56 @@
-"""Models by name: SPEN's presets, transformers of the same size, and whatever transformers can load."""
+"""Models by name: presets of SPEN, of the skeleton and of GPT-2, and whatever transformers can load."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from ematrace.text.hub import hub_is_reachable
 from ematrace.train.config import PRESETS
 
-# Width, blocks, heads: GPT-2 small, and transformers as wide and deep as the other SPEN presets.
+# Width, blocks, heads: GPT-2 small, and transformers as wide and deep as the other presets.
 GPT2_SIZES: Mapping[str, tuple[int, int, int]] = {
     "gpt2-130m": (768, 12, 12),
     "gpt2-7m": (128, 2, 4),
     "gpt2-tiny": (64, 2, 4),
 }
+# A single pass over the data has nothing to overfit, and the other models have no dropout either.
+NO_DROPOUT = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
+
+
+@dataclass(frozen=True)
+class ModelPreset:
+    """A config class of transformers, and the fields that the preset sets."""
+
+    config: type[Any]
+    fields: Mapping[str, Any]
+    length_field: str | None = None
+    """Where the config has the number of learned positions."""
+
+
+def model_presets() -> dict[str, ModelPreset]:
+    """Every model that can be trained, by the name of its preset."""
+    from transformers import GPT2Config
+
+    from ematrace.models import SkeletonConfig
+    from ematrace.spen import SpenConfig
+
+    sizes = ("n_embd", "n_layer", "n_head")
+    gpt2 = {name: {**NO_DROPOUT, **dict(zip(sizes, of, strict=True))} for name, of in GPT2_SIZES.items()}
+    families = (
+        (SpenConfig, SpenConfig.presets, None),
+        (SkeletonConfig, SkeletonConfig.presets, "max_positions"),
+        (GPT2Config, gpt2, "n_positions"),
+    )
+    return {
+        name: ModelPreset(config, fields, length_field)
+        for config, presets, length_field in families
+        for name, fields in presets.items()
+    }
 
 
 def build_model(
@@ -27,31 +61,36 @@ def build_model(
     *,
     length: int = 1024,
 ) -> Any:
-    """A fresh model; `overrides` are fields of its configuration, "field=value"; `length` is for learned positions."""
-    if preset not in PRESETS:
+    """A fresh model; `overrides` are fields of its config, "field=value"; `length` is the number of learned positions.
+
+    A mixer named in `overrides` is imported: whoever names it there wants it to run.
+    """
+    from transformers import AutoModelForCausalLM
+
+    presets = model_presets()
+    if preset not in presets:
         raise ValueError(f"preset is {preset!r}; it must be one of {', '.join(PRESETS)}")
+    chosen = presets[preset]
     changes = parse_overrides(overrides)
-    if preset.startswith("spen-"):
-        from ematrace.spen import SpenConfig, SpenForCausalLM
+    known = {field.name for field in fields(chosen.config)} | chosen.config.attribute_map.keys()
+    for name in changes:  # transformers keeps a field it does not know without a word, and a typo would do nothing
+        if name not in known:
+            raise ValueError(f"overrides: field '{name}': the configuration of {preset} has no such field")
+    if "mixer" in changes:
+        _import_mixer(changes["mixer"])
+    settings = {**chosen.fields, "vocab_size": vocab_size, "eos_token_id": eos_id, "bos_token_id": eos_id}
+    if chosen.length_field is not None:
+        settings[chosen.length_field] = length
+    return AutoModelForCausalLM.from_config(chosen.config(**settings | changes), trust_remote_code=False)
 
-        _refuse_unknown(changes, SpenConfig.preset(preset).to_dict(), preset)
-        ids = {"eos_token_id": eos_id, "bos_token_id": eos_id}
-        return SpenForCausalLM(SpenConfig.preset(preset, **{"vocab_size": vocab_size} | ids | changes))
-    from transformers import GPT2Config, GPT2LMHeadModel
 
-    width, blocks, heads = GPT2_SIZES[preset]
-    settings = {
-        "vocab_size": vocab_size,
-        "n_positions": length,
-        "n_embd": width,
-        "n_layer": blocks,
-        "n_head": heads,
-        # A single pass over the data has nothing to overfit, and SPEN has no dropout either.
-        **{"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0},
-        **{"eos_token_id": eos_id, "bos_token_id": eos_id},
-    }
-    _refuse_unknown(changes, GPT2Config().to_dict(), preset)
-    return GPT2LMHeadModel(GPT2Config(**settings | changes))
+def _import_mixer(name: Any) -> None:
+    from ematrace.mixers import register_mixer, registered_mixer
+
+    try:
+        registered_mixer(name)
+    except ValueError:
+        register_mixer(name)
 
 
 def parse_overrides(overrides: Iterable[str]) -> dict[str, Any]:
@@ -74,19 +113,16 @@ def parse_overrides(overrides: Iterable[str]) -> dict[str, Any]:
     return changes
 
 
-def _refuse_unknown(changes: Mapping[str, Any], known: Mapping[str, Any], preset: str) -> None:
-    # transformers keeps a field it does not know without a word, and a misspelt switch would do nothing.
-    for name in changes:
-        if name not in known:
-            raise ValueError(f"overrides: field '{name}': the configuration of {preset} has no such field")
-
-
 def load_model(path_or_name: str | Path) -> tuple[Any, Any]:
-    """Model and tokenizer from a folder of `save_pretrained` or from the hub, safetensors only."""
+    """Model and tokenizer from a folder of `save_pretrained` or from the hub, safetensors only.
+
+    Runs no code that comes with the model. One whose config names a mixer from outside the package loads after
+    `ematrace.mixers.register_mixer`.
+    """
     from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    import ematrace.spen  # noqa: F401  registers SPEN with the Auto classes
+    import ematrace.spen  # noqa: F401  registers SPEN and the skeleton with the Auto classes
 
     name = str(path_or_name)
     if Path(name).is_dir() and not (Path(name) / "config.json").is_file():
@@ -95,7 +131,7 @@ def load_model(path_or_name: str | Path) -> tuple[Any, Any]:
         # Without network the hub's client would retry for half a minute, even about a folder.
         offline = Path(name).exists() or not hub_is_reachable()
         with no_bars():
-            model, told = AutoModelForCausalLM.from_pretrained(
+            model, loading = AutoModelForCausalLM.from_pretrained(
                 name,
                 use_safetensors=True,
                 local_files_only=offline,
@@ -107,8 +143,8 @@ def load_model(path_or_name: str | Path) -> tuple[Any, Any]:
         first = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
         where = "not a folder here, and not loaded from the hub" if not Path(name).exists() else "not loaded"
         raise OSError(f"{name}: {where}: {first.strip()}") from error
-    if told["missing_keys"]:  # transformers draws them at random and goes on
-        raise ValueError(f"{name}: the weights have no tensor '{min(told['missing_keys'])}'")
+    if loading["missing_keys"]:  # transformers draws them at random and goes on
+        raise ValueError(f"{name}: the weights have no tensor '{min(loading['missing_keys'])}'")
     return model, tokenizer
 
 
