@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from train_support import GPT2, SPEN, digest, tiny_config, write_text
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 VOCABULARY, STEPS = 300, 10
-SHAPE = (2, 4, 65)  # micro-batches, sequences, tokens + 1
+SHAPE = (2, 8, 129)  # micro-batches, sequences, tokens + 1: enough tokens for SPEN's fused columns
 MODELS = {
     "spen": ("spen-tiny", ()),
     "spen, dense": ("spen-tiny", ("ffn=dense",)),
@@ -54,7 +55,7 @@ def trained(
     """Results of ten steps, read as late as possible, and the weights after them."""
     torch.manual_seed(0)
     preset, overrides = MODELS[name]
-    of = gradients(build_model(preset, VOCABULARY, 0, overrides, length=64), bfloat16=bfloat16, compiled=compiled)
+    of = gradients(build_model(preset, VOCABULARY, 0, overrides, length=128), bfloat16=bfloat16, compiled=compiled)
     step: Any = GraphedStep(of, SHAPE) if graphed else PlainStep(of)
     results = []
     for i, batch in enumerate(batches()):
@@ -121,14 +122,14 @@ def text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 class StopAt:
+    """A display that raises SIGTERM when it is shown a step."""
+
     def __init__(self, step: int) -> None:
         self.step = step
 
     def on_start(self, total_steps: int) -> None: ...
 
     def on_step(self, metrics: Any) -> None:
-        import signal
-
         if metrics["step"] == self.step:
             signal.raise_signal(signal.SIGTERM)
 

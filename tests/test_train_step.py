@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import json
 import signal
+import subprocess
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
@@ -27,7 +29,7 @@ from ematrace.train.checkpoints import list_checkpoints
 from ematrace.train.distributed import World
 from ematrace.train.optimiser import parameter_groups
 from ematrace.train.step import AHEAD, Gradients, GraphedStep, PlainStep, build_step, graph_obstacle
-from train_support import GPT2, curve, digest, tiny_config, write_text
+from train_support import GPT2, curve, digest, environment, tiny_config, write_text
 
 SHAPE = (2, 3, 5)  # micro-batches, sequences, tokens + 1
 ALONE = World(0, 1, torch.device("cpu"))
@@ -334,3 +336,16 @@ def test_a_replayed_run_stops_before_an_update_that_is_not_finite(
     with pytest.raises(NonFiniteLoss, match=r"step 2: the .* is .*; stopped before the update, there is no checkpoint"):
         train(config)
     assert [step for (step,) in curve(config.out, "step")] == [1]
+
+
+@pytest.mark.slow
+def test_the_script_that_measures_steps_runs() -> None:
+    script = Path(__file__).parent.parent / "scripts" / "gpu" / "train_small.py"
+    command = [sys.executable, str(script), "--device", "cpu", "--quick", "--processes", "2"]
+    done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout.splitlines()[-1])
+    for size in ("small", "130m"):
+        assert result[size]["largest_loss_difference.graphed"] == 0.0
+        assert result[size]["graphed"]["tokens_per_second"] > 0
+    assert result["processes"]["2"] > 0
