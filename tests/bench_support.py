@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -60,3 +60,22 @@ def made_up_file(
         provenance=provenance,
         cells=list(made_up_cells() if cells is None else cells),
     )
+
+
+class Clock:
+    """Time that passes only when told to."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+    def work(self, *seconds: float) -> Callable[[], None]:
+        """Takes the first of `seconds` at the first call, the second at the next, and the last from then on."""
+        left = list(seconds)
+
+        def call() -> None:
+            self.now += left.pop(0) if len(left) > 1 else left[0]
+
+        return call
