@@ -1,0 +1,74 @@
+"""A user's own experiment in a file, for tests of discovery, plans and the runner."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+from ematrace.experiments.runner import Request, make_plan, run
+from ematrace.results import CellFile, read_file
+
+OWN = '''
+"""Squares; every execution leaves a line."""
+
+import os
+import signal
+import time
+from pathlib import Path
+
+from ematrace.experiments import Experiment, Metric, Row, factorial
+
+LOG = Path(__file__).with_name("executions")
+
+
+def expensive(seed):
+    with LOG.open("a") as log:
+        log.write(f"shared {seed}\\n")
+    return object()
+
+
+def measure(ctx, width):
+    with LOG.open("a") as log:
+        log.write(f"{width} {ctx.seed}\\n")
+    if width == 13:
+        raise ZeroDivisionError("thirteen is refused")
+    if width == 99:
+        os.kill(os.getpid(), signal.SIGKILL)
+    ctx.share(expensive, ctx.seed)
+    for part in range(4):
+        ctx.progress(part / 4)
+        time.sleep(ctx.settings["sleep"] / 4)
+    return [
+        Row({}, {"area": Metric(float(width**2 + ctx.seed)), "process": Metric(float(os.getpid()))}),
+        Row({"part": "threads"}, {"count": Metric(float(os.environ["OMP_NUM_THREADS"]))}),
+    ]
+
+
+EXPERIMENT = Experiment(
+    "NAME", "Squares", grid=factorial(width=WIDTHS), measure=measure, settings={"sleep": 0.0, "texts": {}}, OPTIONS
+)
+'''
+
+
+def write_own(folder: Path, name: str = "squares", widths: str = "[2, 3]", options: str = "seconds=2") -> Path:
+    path = folder / f"{name}.py"
+    path.write_text(OWN.replace("NAME", name).replace("WIDTHS", widths).replace("OPTIONS", options))
+    return path
+
+
+def executions(folder: Path) -> Counter[str]:
+    """How often each "width seed" was measured."""
+    log = folder / "executions"
+    return Counter(log.read_text().splitlines()) if log.exists() else Counter()
+
+
+def run_request(request: Request, **options) -> dict[str, str]:
+    """Run what is not there yet: why units failed, by label."""
+    plan = make_plan(request)
+    failed = run(plan.to_run, request.out, engine=request.engine, jobs=request.jobs, **options)
+    return {unit.label: why for unit, why in failed.items()}
+
+
+def files_in(folder: Path) -> dict[str, CellFile]:
+    """Every file below a folder, all of which must be whole result files."""
+    return {path.relative_to(folder).as_posix(): read_file(path) for path in folder.rglob("*") if path.is_file()}

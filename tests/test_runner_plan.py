@@ -1,0 +1,328 @@
+"""From a request to units: grids, settings, shards, what is there, what is missing, and the command of each unit."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+import pytest
+
+from ematrace.experiments import EXPERIMENTS, Experiment, Point, factorial
+from ematrace.experiments.__main__ import main, read_request
+from ematrace.experiments.runner import Request, make_plan
+from ematrace.experiments.runner import plan as planning
+from ematrace.experiments.runner.request import change_settings
+from ematrace.experiments.runner.units import Unit, expected_seconds, jobs_of, phases_of
+from runner_support import write_own
+
+QUICK = ("trace_probe", "position", "distances")
+
+
+@pytest.fixture(autouse=True)
+def away(tmp_path, monkeypatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def keys(units) -> list[tuple[str, str]]:
+    return [(unit.experiment, unit.file_name) for unit in units]
+
+
+def unit_of(name: str, group: str, seconds: float, **changes) -> Unit:
+    fields = {"factors": {}, "seed": 0, "scale": "cpu", "settings": {}, "data": None, "command": "", "folder": "."}
+    return Unit(name, name, **{**fields, **changes}, group=group, seconds=seconds)
+
+
+def test_units_are_points_times_seeds():
+    write_own(Path())
+    units = make_plan(Request(("./squares.py",), seeds=2)).units
+    assert [(unit.factors, unit.seed) for unit in units] == [
+        ({"width": 2}, 0),
+        ({"width": 3}, 0),
+        ({"width": 2}, 1),
+        ({"width": 3}, 1),
+    ]
+    assert units[0].file_name == "width-2_seed-0_cpu.json"
+
+
+def test_default_seeds_are_the_experiments_own():
+    write_own(Path(), options="seeds=3")
+    assert len(make_plan(Request(("./squares.py",))).units) == 6
+
+
+def test_grammar_experiments_of_a_seed_are_one_job_and_others_are_their_own():
+    units = make_plan(Request(("trace_probe", "controls", "supervised", "shortcuts"), seeds=2)).units
+    jobs = {tuple((unit.experiment, unit.seed) for unit in job) for job in jobs_of(units)}
+    assert jobs == {
+        (("trace_probe", 0), ("controls", 0)),
+        (("trace_probe", 1), ("controls", 1)),
+        (("supervised", 0), ("shortcuts", 0)),
+        (("supervised", 1), ("shortcuts", 1)),
+    }
+    write_own(Path())
+    assert len(jobs_of(make_plan(Request(("./squares.py",), seeds=2)).units)) == 4
+
+
+def test_robustness_is_the_quick_experiments_unless_a_number_is_given():
+    quick = make_plan(Request(("robustness",))).units
+    assert {unit.experiment for unit in quick} == set(QUICK)
+    assert {(unit.seed, unit.factors["k"]) for unit in quick} == {(0, 0.02), (1, 0.04), (2, 0.08), (3, 0.16)}
+    assert {unit.factors["grammar"] for unit in quick} == {"drawn"}
+    full = make_plan(Request(("robustness",), seeds=6)).units
+    assert {unit.experiment for unit in full} == {n for n, e in EXPERIMENTS.items() if e.robustness is not None}
+    assert {unit.seed for unit in full} == set(range(6))
+
+
+def test_an_experiment_and_its_robustness_are_different_units():
+    units = make_plan(Request(("position", "position", "robustness"), seeds=2)).units
+    assert len(set(keys(units))) == len(units)
+    of_position = [unit for unit in units if unit.experiment == "position"]
+    assert [unit.factors["grammar"] for unit in of_position] == ["default"] * 2 + ["drawn"] * 2
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 5, 40])
+def test_shards_are_an_exact_partition_and_split_no_group(count):
+    names = (*QUICK, "supervised", "robustness")
+    whole = make_plan(Request(names, seeds=3)).units
+    shards = [make_plan(Request(names, seeds=3, shard=f"{i}/{count}")).units for i in range(1, count + 1)]
+    assert sorted(keys(unit for shard in shards for unit in shard)) == sorted(keys(whole))
+    assert {unit.group for shard in shards for unit in shard} == {unit.group for unit in whole}
+    groups = [{unit.group for unit in shard} for shard in shards]
+    assert sum(len(group) for group in groups) == len(set().union(*groups))
+    assert max(map(len, groups)) - min(map(len, groups)) <= 1
+
+
+def test_a_shard_does_not_depend_on_what_is_there(away, monkeypatch):
+    write_own(away, widths="list(range(2, 9))")
+    asked = Request(("./squares.py",), shard="2/3")
+    before = keys(make_plan(asked).units)
+    monkeypatch.setattr(planning, "_is_there", lambda unit, out: unit.factors["width"] in (2, 5, 6))
+    plan = make_plan(asked)
+    assert keys(plan.units) == before
+    assert 0 < len(plan.to_run) < len(before)
+
+
+@pytest.mark.parametrize("shard", ["0/2", "3/2", "1", "1/0", "a/b", "-1/2", "1/2/3"])
+def test_a_shard_that_means_nothing_is_refused(shard):
+    with pytest.raises(ValueError, match="--shard"):
+        make_plan(Request(("position",), shard=shard))
+
+
+REQUESTS = [
+    Request(("trace_probe",)),
+    Request(("trace_probe", "controls"), seeds=3),
+    Request(("robustness", "position"), seeds=5),
+    Request(("position",), settings=("sentences.train=40", "spcn.widths=[64, 32]")),
+    Request(("./squares.py",), seeds=2),
+    Request(("squares:EXPERIMENT",), settings=("texts.a b=it's", "sleep=1")),
+    Request(("spen_training", "spen_streaming"), scale="gpu", data="texts/*.txt", settings=("tokens=1e6",)),
+    Request(("spen_model",), data="./a b.txt"),
+]
+
+
+@pytest.mark.parametrize("request_", REQUESTS, ids=str)
+def test_the_command_of_a_unit_means_that_unit_again(away, request_):
+    write_own(away)
+    for unit in make_plan(request_).units:
+        words = shlex.split(unit.command)
+        assert words[:2] == ["ematrace", "reproduce"]
+        again = make_plan(read_request(words[2:]))
+        assert keys(again.units) == keys([unit])
+        (same,) = again.units
+        assert (same.settings, same.data, same.factors) == (unit.settings, unit.data, unit.factors)
+        assert again.request.fresh
+
+
+@pytest.mark.parametrize(
+    ("only", "expected"),
+    [
+        (("seed=1",), [(2, 1), (3, 1)]),
+        (("width=3",), [(3, 0), (3, 1)]),
+        (("width=3", "seed=0"), [(3, 0)]),
+        (("experiment=squares", "seed=0"), [(2, 0), (3, 0)]),
+    ],
+)
+def test_only_keeps_the_units_with_these_factors(away, only, expected):
+    write_own(away)
+    units = make_plan(Request(("./squares.py",), seeds=2, only=only)).units
+    assert [(unit.factors["width"], unit.seed) for unit in units] == expected
+
+
+@pytest.mark.parametrize(("only", "hint"), [("width=7", "2, 3"), ("colour=red", "no such factor"), ("width", "=")])
+def test_only_that_keeps_nothing_is_refused(away, only, hint):
+    write_own(away)
+    with pytest.raises(ValueError, match=rf"--only.*{hint}"):
+        make_plan(Request(("./squares.py",), only=(only,)))
+
+
+def test_changed_settings_keep_their_types():
+    settings = {"a": 1, "b": 0.5, "c": "x", "d": [1], "e": None, "f": True, "g": {"h": 2}, "i": {}}
+    changes = {"a": 2e3, "b": 1, "c": 7, "d": [2, 3], "e": "any", "f": False, "g.h": 5, "i.new": 1}
+    changed, applied = change_settings(settings, changes)
+    assert changed == {
+        "a": 2000, "b": 1, "c": "7", "d": [2, 3], "e": "any", "f": False, "g": {"h": 5}, "i": {"new": 1},
+    }  # fmt: skip
+    assert isinstance(changed["a"], int)
+    assert applied == set(changes)
+    assert settings["g"] == {"h": 2}
+
+
+@pytest.mark.parametrize("change", [{"a": 1.5}, {"a": True}, {"b": "x"}, {"d": 1}, {"f": 1}, {"g": 3}])
+def test_a_setting_of_another_type_is_refused(change):
+    settings = {"a": 1, "b": 0.5, "d": [1], "f": True, "g": {"h": 2}}
+    with pytest.raises(ValueError, match=rf"--settings: {next(iter(change))} is .*must be like"):
+        change_settings(settings, change)
+
+
+@pytest.mark.parametrize("change", ["nothing=1", "spcn.nothing=1", "spcn.eta.deeper=1", "grammar.noun_bias=0.5"])
+def test_a_setting_that_no_experiment_has_is_refused(change):
+    with pytest.raises(ValueError, match=rf"--settings: no experiment here has the setting '{change[:4]}"):
+        make_plan(Request(("position",), settings=(change,)))
+
+
+def test_changed_settings_stand_in_the_unit():
+    (unit,) = make_plan(Request(("position",), settings=("sentences.train=40", "spcn.widths=[64, 32]"))).units
+    assert unit.settings["sentences"]["train"] == 40
+    assert unit.settings["spcn"]["widths"] == [64, 32]
+    assert EXPERIMENTS["position"].settings["sentences"]["train"] == 5000
+    (drawn,) = make_plan(Request(("robustness",), only=("experiment=position", "seed=3"))).units
+    assert drawn.settings["spcn"]["k"] == drawn.factors["k"] == 0.16
+
+
+def test_data_stands_in_the_unit_of_an_experiment_that_reads_text(away):
+    (away / "some.txt").write_text("text")
+    (unit,) = make_plan(Request(("spen_model",))).units
+    assert unit.data == unit.settings["data"] == "builtin"
+    both = make_plan(Request(("spen_model", "position"), data="some.txt")).units
+    assert {unit.experiment: unit.data for unit in both} == {"spen_model": "some.txt", "position": None}
+    assert [("data" in unit.settings) for unit in both] == [True, False]
+    with pytest.raises(ValueError, match="--data: none"):
+        make_plan(Request(("position",), data="some.txt"))
+
+
+def test_scales(monkeypatch):
+    def scales(needs: str) -> list[str]:
+        experiment = Experiment("x", "x", factorial(), lambda ctx: {}, needs=needs)
+        return [experiment.scale(asked) for asked in ("cpu", "gpu")]
+
+    assert scales("cpu") == ["cpu", "cpu"]
+    assert scales("gpu") == ["gpu", "gpu"]
+    assert scales("any") == ["cpu", "gpu"]
+
+
+def missing(monkeypatch, gpu: bool, *names: str, **options) -> str:
+    monkeypatch.setattr(planning, "_sees_gpu", lambda request: gpu)
+    plan = make_plan(Request(names, **options))
+    return plan.needs_text(names) if plan.missing else ""
+
+
+def test_what_is_missing_is_said_with_the_command_that_has_it(monkeypatch, away):
+    (away / "a.txt").write_text("text")
+    assert missing(monkeypatch, False, "spen_streaming") == (
+        "spen_streaming needs a CUDA GPU (torch sees none here): ematrace reproduce spen_streaming --scale gpu"
+    )
+    assert missing(monkeypatch, True, "spen_streaming") == (
+        "spen_streaming needs --scale gpu: ematrace reproduce spen_streaming --scale gpu"
+    )
+    assert missing(monkeypatch, True, "spen_streaming", scale="gpu") == ""
+    assert missing(monkeypatch, True, "spen_training", scale="gpu") == (
+        "spen_training needs a text source: ematrace reproduce spen_training --data SOURCE --scale gpu"
+    )
+    assert missing(monkeypatch, True, "spen_training", scale="gpu", data="a.txt") == ""
+    line = missing(monkeypatch, True, "spen_training", scale="gpu", data="nowhere.txt")
+    assert line.startswith("spen_training needs readable text (nowhere.txt: ")
+    assert line.endswith("ematrace reproduce spen_training --scale gpu --data nowhere.txt")
+    assert missing(monkeypatch, False, "position") == ""
+
+
+def test_nothing_is_missing_for_what_is_there(monkeypatch):
+    monkeypatch.setattr(planning, "_is_there", lambda unit, out: True)
+    assert missing(monkeypatch, False, "spen_streaming") == ""
+
+
+def test_without_missing_keeps_what_can_run(monkeypatch):
+    monkeypatch.setattr(planning, "_sees_gpu", lambda request: False)
+    plan = make_plan(Request(("position", "spen_streaming"))).without_missing()
+    assert [unit.experiment for unit in plan.units] == ["position"]
+    assert not plan.missing
+
+
+def test_dry_run_says_counts_time_and_what_is_missing(away, capsys, monkeypatch):
+    write_own(away, widths="[2, 3, 4]", options="seconds=40")
+    monkeypatch.setattr(planning, "_is_there", lambda unit, out: unit.seed == 1)
+    with pytest.raises(SystemExit) as done:
+        main(["./squares.py", "--seeds", "2", "--jobs", "2", "--dry-run", "--out", "here"])
+    assert done.value.code == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "experiment  to run  there  seconds each",
+        "squares          3      3            40",
+        "3 units to run, 3 already in here",
+        "expected time: 1 min 20 s in 2 processes",
+        "missing: nothing",
+    ]
+    assert not (away / "here").exists()
+    monkeypatch.setattr(planning, "_sees_gpu", lambda request: False)
+    with pytest.raises(SystemExit) as done:
+        main(["spen_streaming", "--dry-run"])
+    assert done.value.code == 0
+    assert capsys.readouterr().out.splitlines()[-1] == (
+        "missing: spen_streaming needs a CUDA GPU (torch sees none here): ematrace reproduce spen_streaming --scale gpu"
+    )
+
+
+def test_what_is_missing_ends_a_run_with_code_2(capsys, monkeypatch, away):
+    monkeypatch.setattr(planning, "_sees_gpu", lambda request: False)
+    with pytest.raises(SystemExit) as done:
+        main(["spen_streaming"])
+    assert done.value.code == 2
+    assert capsys.readouterr().err.startswith("error: spen_streaming needs a CUDA GPU")
+    assert list(away.iterdir()) == []
+
+
+def test_phases_keep_timings_alone_and_share_a_gpu_only_when_asked():
+    units = [
+        unit_of("slow", "b", 9),
+        unit_of("fast", "a", 1),
+        unit_of("fast too", "a", 1),
+        unit_of("on gpu", "c", 5, scale="gpu"),
+        unit_of("on gpu too", "d", 6, scale="gpu"),
+        unit_of("timed", "e", 5, scale="gpu", alone=True),
+    ]
+
+    def shape(workers):
+        return [
+            ([[unit.experiment for unit in job] for job in phase.jobs], phase.gpu, phase.workers)
+            for phase in phases_of(units, workers, default=lambda gpu: 1 if gpu else 8)
+        ]
+
+    cpu, gpu, timed = [["slow"], ["fast", "fast too"]], [["on gpu too"], ["on gpu"]], [["timed"]]
+    assert shape(None) == [(cpu, False, 8), (gpu, True, 1), (timed, True, 1)]
+    assert shape(3) == [(cpu, False, 3), (gpu, True, 3), (timed, True, 1)]
+
+
+def test_expected_time_by_hand():
+    units = [unit_of(str(i), str(i), seconds) for i, seconds in enumerate((7, 5, 4, 3))]
+    assert expected_seconds(units, 1) == 19
+    assert expected_seconds(units, 2) == 10  # 7 + 3 beside 5 + 4
+    assert expected_seconds(units, 9) == 7
+    assert expected_seconds([*units, unit_of("timed", "t", 6, alone=True)], 2) == 16
+    assert expected_seconds([], 2) == 0
+
+
+def test_ray_that_is_not_installed_is_said(monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "ray", None)
+    with pytest.raises(ValueError, match=r"pip install 'ematrace\[ray\]'"):
+        make_plan(Request(("position",), engine="ray"))
+
+
+@pytest.mark.parametrize(("field", "value"), [("seeds", 0), ("seeds", -1), ("jobs", 0)])
+def test_a_number_below_one_is_refused(field, value):
+    with pytest.raises(ValueError, match=f"--{field} is {value}"):
+        make_plan(Request(("position",), **{field: value}))
+
+
+def test_points_of_a_factorial_are_all_combinations():
+    points = list(factorial(a=[1, 2], b=["x", "y"])("cpu", 2))
+    assert points[:4] == [Point({"a": a, "b": b}, 0) for a in (1, 2) for b in ("x", "y")]
+    assert len(points) == 8
+    assert list(factorial()("cpu", 2)) == [Point({}, 0), Point({}, 1)]
