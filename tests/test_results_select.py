@@ -284,3 +284,9 @@ class TestTable:
         selection = make_table(file).select("one/x{k=2}")
         assert selection is not None
         assert selection.paths == (Path("recorded/one/seed-0_cpu.json"),)
+
+
+def test_the_order_of_factors_does_not_matter() -> None:
+    one, other = Selector.parse("e/m{a=1, b=x}"), Selector.parse("e/m{b=x, a=1}")
+    assert one == other
+    assert len({one, other}) == 1

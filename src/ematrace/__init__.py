@@ -1,4 +1,25 @@
-"""What does a context mechanism keep of the past, structure or content, and what does it cost?"""
+"""What does a context mechanism keep of the past, structure or content, and what does it cost?
+
+    ema_traces, EMATraces     exponential moving averages at several rates, as an operator and as a module
+    ematrace.mixers           context mechanisms, one file each: MIXERS, build_mixer, register_mixer
+    ematrace.models           one transformers language model around any mixer: SkeletonConfig, SkeletonForCausalLM
+    ematrace.spen             SPEN, a language model whose only context is traces: SpenForCausalLM, SpenStream
+    ematrace.spcn             SPCN, a Hebbian network that finds grammatical roles, as a scikit-learn transformer
+    ematrace.grammar          the formal grammar: load_grammar("A").sample(n, seed)
+    ematrace.probes           linear probes, controls, lag decoding: RidgeProbe, wilson_interval
+    ematrace.train            training from a config: TrainConfig, train, load_model
+    ematrace.experiments      one file per table or figure: EXPERIMENTS, Experiment
+    ematrace.results          what was measured, as cells selected by factors: Cell, Store, Table, Selector
+    ematrace.ledger           the paper's claims, predicates over cells, verdicts: load_claims, build_ledger
+
+The command `ematrace --help` lists what can be run without writing Python.
+
+>>> import torch
+>>> from ematrace import ema_traces
+>>> traces, state = ema_traces(torch.ones(1, 3, 1), alphas=[0.5])
+>>> traces[0, 0, :, 0].tolist()
+[0.5, 0.75, 0.875]
+"""
 
 from __future__ import annotations
 
