@@ -63,15 +63,16 @@ def test_skeleton_around_a_mixer(name: str) -> None:
     check(model, 40, backward_is_double=name != "gated_delta")
 
 
-@pytest.mark.parametrize("overrides", [("ffn=dense",), ("predictor=linear",), ("predictor=softmax",)])
-@pytest.mark.parametrize("reads", ["traces_now", "trace_sequence", "inputs"])
-def test_spen_switches(overrides: tuple[str, ...], reads: str) -> None:
-    static = not overrides[0].startswith("predictor")
-    if static and reads != "traces_now":
-        pytest.skip("the static predictor reads the traces of this step")
-    model = build_model("spen-tiny", 300, 0, [*overrides, f"predictor_reads={reads}"], length=40)
+READS = ("traces_now", "trace_sequence", "inputs")
+SWITCHES = [("ffn=dense",), *((f"predictor={p}", f"predictor_reads={r}") for p in ("linear", "softmax") for r in READS)]
+
+
+@pytest.mark.parametrize("overrides", SWITCHES, ids=" ".join)
+def test_spen_switches(overrides: tuple[str, ...]) -> None:
+    model = build_model("spen-tiny", 300, 0, overrides, length=40)
     # The first memory of linear attention over a sequence needs no gradient, and nothing reads the last one.
-    check(model, 40, backward_is_double=overrides != ("predictor=linear",) or reads == "traces_now")
+    over_sequence = "predictor=linear" in overrides and "predictor_reads=traces_now" not in overrides
+    check(model, 40, backward_is_double=not over_sequence)
 
 
 def test_130m_by_hand() -> None:
