@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any
 
 import numpy as np
@@ -64,8 +64,13 @@ def drawn_grid(scale: str, draws: int) -> Iterable[Point]:
 def follow_from(point: Point, settings: Mapping[str, Any]) -> Mapping[str, Any]:
     """A description of the grammar; where it was drawn, k is, too."""
     drawn = point.factors["grammar"] == "drawn"
-    description = {"grammar": grammar_pair(point.seed, drawn)[0].settings}
+    description = {"grammar": _description(point.seed if drawn else 0, drawn)}
     return {**description, "spcn": {"k": point.factors["k"]}} if drawn else description
+
+
+@cache
+def _description(seed: int, drawn: bool) -> Mapping[str, Any]:
+    return grammar_pair(seed, drawn)[0].settings
 
 
 def grammar_pair(seed: int, drawn: bool) -> tuple[Grammar, Grammar]:
