@@ -127,6 +127,17 @@ def test_a_unit_that_fails_or_dies_loses_no_other(away, width, why, jobs):
     assert make_plan(squares(seeds=1)).to_run[0].factors == {"width": width}
 
 
+def test_a_unit_that_fails_loses_no_other_of_its_group(away):
+    """The group is one job of one process, in which the failing unit comes first."""
+    for name in ("squares", "more_squares"):
+        write_own(away, name, widths="[2]", options='group="sums"')
+    failing = away / "squares.py"
+    failing.write_text(failing.read_text().replace("width == 13", "width == 2"))
+    failed = run_request(squares(names=("./squares.py", "./more_squares.py"), seeds=1))
+    assert set(failed) == {"squares, width=2, seed 0"}
+    assert [file.experiment for file in files_in(away / "out").values()] == ["more_squares"]
+
+
 @pytest.mark.parametrize(
     ("result", "why"),
     [
