@@ -6,28 +6,26 @@ from typing import Any
 
 from defects.planting import defect, replaced, with_result, wrap
 
-TESTS = "test_runner.py"
 
-
-@defect("experiments.runner.plan", TESTS, "there or resume")
+@defect("experiments.runner.plan", "test_runner.py", "second_run")
 def finished_units_run_again(plan: Any) -> None:
     """A resumed grid measures everything once more."""
     with_result(plan, "_is_there", lambda there: False)
 
 
-@defect("experiments.runner.plan", TESTS, "settings")
+@defect("experiments.runner.plan", "test_runner.py", "changed_settings")
 def file_of_other_settings_counts(plan: Any) -> None:
     """A resumed grid keeps what was measured with other settings."""
     replaced(plan, "_is_there", lambda unit, out: (out / unit.experiment / unit.file_name).exists())
 
 
-@defect("experiments.runner.units", TESTS, "shard")
+@defect("experiments.runner.units", "test_runner_plan.py", "exact_partition")
 def shards_overlap(units: Any) -> None:
     """Part 2 of 2 does what part 1 does, too."""
     wrap(units, "shard_of", lambda original: lambda found, index, count: original(found, 0, 1))
 
 
-@defect("experiments.runner.local", TESTS, "fail")
+@defect("experiments.runner.local", "test_runner.py", "loses_no_other_of_its_group")
 def failure_loses_the_rest_of_its_job(local: Any) -> None:
     """Units after one that failed are never run, and nobody is told."""
 

@@ -8,12 +8,6 @@ from typing import Any
 from defects.planting import defect, skipped, with_result
 
 
-@defect("grammar.grammar", "test_grammar.py", "noun_bias")
-def noun_bias_inverted(grammar: Any) -> None:
-    """Roles prefer the other half of the nouns."""
-    with_result(grammar.Grammar, "_pools", lambda pools: pools[::-1])
-
-
 @defect("grammar.reader", "test_grammar.py", "structure_shares")
 def structures_equally_often(reader: Any) -> None:
     """The shares of the file are not used."""
@@ -37,9 +31,3 @@ def roles_off_by_one(grammar: Any) -> None:
 def content_word_in_both_grammars(reader: Any) -> None:
     """A file may share content words between the sides: transfer would be no transfer."""
     skipped(reader, "_check_words")
-
-
-@defect("grammar.draw", "test_grammar.py", "drawn_settings_are or draws_fill or drawn_settings")
-def two_sides_drawn_apart(draw: Any) -> None:
-    """The two grammars of a draw differ in syntax, too."""
-    with_result(draw, "draw_grammar_pair", lambda pair: (pair[0], replace(pair[1], noun_bias=pair[1].noun_bias / 2)))

@@ -6,7 +6,7 @@ import math
 from pathlib import Path
 from typing import Any
 
-from defects.planting import defect, replaced, skipped, with_result, wrap
+from defects.planting import defect, replaced, with_result, wrap
 
 
 @defect("files", "test_files.py", "failure or ctrl_c")
@@ -30,12 +30,6 @@ def kernels_cannot_be_switched_off(kernels: Any) -> None:
     with_result(kernels, "gpu_kernels_are_on", lambda on: True)
 
 
-@defect("workers", "test_workers.py", "exception_comes_after")
-def slices_left_under_way(workers: Any) -> None:
-    """An exception in one thread returns before the others are done."""
-    skipped(workers, "wait")
-
-
 @defect("intervals", "test_intervals.py", "wilson")
 def interval_of_a_proportion_is_walds(intervals: Any) -> None:
     """p ± z √(p (1 - p) / n), which covers too little at the ends."""
@@ -52,24 +46,6 @@ def interval_of_a_proportion_is_walds(intervals: Any) -> None:
         return interval
 
     wrap(intervals, "wilson_interval", wald)
-
-
-@defect("intervals", "test_intervals.py", "newcombe")
-def ends_of_the_wrong_side(intervals: Any) -> None:
-    """Newcombe's interval with the two proportions' ends exchanged."""
-    wrap(
-        intervals,
-        "newcombe_difference_interval",
-        lambda original: lambda k1, n1, k2, n2, *rest: tuple(-end for end in original(k1, n1, k2, n2, *rest)),
-    )
-
-
-@defect("intervals", "test_intervals.py", "seed_intervals")
-def pairs_of_seeds_torn_apart(intervals: Any) -> None:
-    """The interval of paired differences takes the two sides for independent."""
-    replaced(
-        intervals, "paired_difference_interval", lambda a, b, confidence=0.95: _unpaired(intervals, a, b, confidence)
-    )
 
 
 def _unpaired(intervals: Any, a: Any, b: Any, confidence: float) -> Any:

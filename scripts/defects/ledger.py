@@ -33,12 +33,6 @@ def direction_judged_by_the_wrong_end(predicates: Any) -> None:
     )
 
 
-@defect("ledger.predicates", "test_ledger_predicates.py", "TestComparison")
-def seeds_never_paired(predicates: Any) -> None:
-    """The spread over seeds hides differences that every seed shows."""
-    with_result(predicates, "_pairs", lambda pairs: None)
-
-
 @defect("ledger.predicates", "test_ledger_predicates.py", "tolerances_are")
 def tolerance_doubled(predicates: Any) -> None:
     """Twice the tolerance of the design."""
@@ -54,15 +48,3 @@ def best_predicate_decides(verdicts: Any) -> None:
         return [replace(check, holds=True) if held and check.holds is False else check for check in directions]
 
     with_arguments(verdicts, "decide", directions=lenient)
-
-
-@defect("ledger.verdicts", "test_ledger_verdicts.py", "draw_without_a_value")
-def draws_without_a_value_count(verdicts: Any) -> None:
-    """A drawn grammar on which a metric has no value counts against the claim."""
-    with_arguments(verdicts, "_share", outcomes=lambda outcomes: [bool(outcome) for outcome in outcomes])
-
-
-@defect("ledger.verdicts", "test_ledger_verdicts.py", "local_finding")
-def local_verdict_borrows_recorded_cells(verdicts: Any) -> None:
-    """What this machine found is judged on what others found."""
-    wrap(verdicts.Table, "local", lambda original: lambda self: self)

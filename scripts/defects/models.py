@@ -4,10 +4,21 @@ from __future__ import annotations
 
 from typing import Any
 
-from defects.planting import constant, defect, with_arguments, wrap
+from defects.planting import constant, defect, replaced, with_arguments, wrap
 
 
-@defect("models.block", "test_spen_model.py", "is_algorithm_1")
+@defect("models.block", "test_models.py", "block_is_its_equations and pre")
+def mixer_without_its_norm(block: Any) -> None:
+    """The mixer reads the residual stream as it is, whatever the switch says."""
+
+    def context(self: Any, x: Any, state: Any = None, mask: Any = None, cu_seqlens: Any = None) -> Any:
+        y, state = self.mixer(x, state, mask=mask, cu_seqlens=cu_seqlens)
+        return x + y, state
+
+    replaced(block.Block, "context", context)
+
+
+@defect("models.block", "test_models.py", "block_is_its_equations and pre")
 def residual_switch_ignored(block: Any) -> None:
     """The context always joins the residual stream."""
     wrap(block.Block, "respond", lambda original: lambda self, x, c, mask=None: original(self, c, c, mask))
@@ -19,22 +30,10 @@ def labels_not_shifted(modeling: Any) -> None:
     wrap(modeling, "_shifted", lambda original: lambda labels, cu_seqlens: labels)
 
 
-@defect("models.modeling", "test_spen_transformers.py", "packed_sequences and static")
-def sequence_predicts_the_next_one(modeling: Any) -> None:
-    """The last token of a packed sequence has the first of the next one for a target."""
-    with_arguments(modeling, "_shifted", cu_seqlens=lambda cu_seqlens: None)
-
-
 @defect("models.modeling", "test_spen_transformers.py", "carrying and static")
 def state_not_carried(modeling: Any) -> None:
     """Every call starts from nothing."""
     with_arguments(modeling.SkeletonModel, "forward", past_key_values=lambda cache: None)
-
-
-@defect("models.modeling", "test_spen_transformers.py", "padding_changes and static")
-def padding_enters_the_model(modeling: Any) -> None:
-    """The attention mask is not looked at."""
-    with_arguments(modeling.SkeletonModel, "forward", attention_mask=lambda mask: None)
 
 
 @defect("models.cache", "test_spen_generation.py", "beam_search_with and static")
@@ -43,37 +42,7 @@ def beams_keep_their_old_state(cache: Any) -> None:
     with_arguments(cache.MixerCache, "batch_select_indices", indices=lambda indices: indices.sort().values * 0)
 
 
-@defect("models.cache", "test_spen_transformers.py", "copied_repeated")
-def repeated_states_in_the_wrong_order(cache: Any) -> None:
-    """Two copies of a batch stand one after the other, not row by row."""
-
-    def tiled(original: Any) -> Any:
-        def repeat(self: Any, repeats: int) -> None:
-            self._change(lambda t: t.repeat(repeats, *[1] * (t.ndim - 1)))
-
-        return repeat
-
-    wrap(cache.MixerCache, "batch_repeat_interleave", tiled)
-
-
-@defect("models.feedforward", "test_spen_model.py", "counts_in_training_only")
-def load_balance_in_evaluation(feedforward: Any) -> None:
-    """The loss has a balance term outside of training."""
-
-    def always(original: Any) -> Any:
-        def activate(self: Any, u: Any, mask: Any) -> Any:
-            before, self.training = self.training, True
-            try:
-                return original(self, u, mask)
-            finally:
-                self.training = before
-
-        return activate
-
-    wrap(feedforward.TopKFeedForward, "activate", always)
-
-
-@defect("models.flops", "test_flops.py", "preset")
+@defect("models.flops", "test_flops.py", "test_preset and spen-tiny", compiled=True)
 def backward_pass_counted_once(flops: Any) -> None:
     """Operations of a training step: the gradients of the weights are left out."""
     constant(flops, "BACKWARD", lambda backward: backward - 1)

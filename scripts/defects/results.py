@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from defects.planting import defect, skipped, with_arguments, with_result, wrap
+from defects.planting import defect, skipped, with_result
 
 
 @defect("results.select", "test_results_select.py", "ambiguous")
@@ -17,12 +17,6 @@ def ambiguous_selection_accepted(select: Any) -> None:
 def settings_mixed(select: Any) -> None:
     """Cells measured with different settings become one sample."""
     with_result(select.Table, "_settings_key", lambda key: "")
-
-
-@defect("results.select", "test_results_select.py", "units_are_never_mixed")
-def units_mixed(select: Any) -> None:
-    """Seconds and milliseconds become one sample."""
-    skipped(select, "_refuse_other_units")
 
 
 @defect("results.select", "test_results_select.py", "most_seeds_win or tie_goes")
@@ -54,24 +48,6 @@ def repetitions_counted_as_seeds(select: Any) -> None:
 def metric_given_twice_accepted(schema: Any) -> None:
     """Of two equal keys in a file the first is lost without a word."""
     skipped(schema, "_refuse_duplicates")
-
-
-@defect("results.schema", "test_results_mutations.py", "200_mutations")
-def control_characters_reach_the_terminal(schema: Any) -> None:
-    """An error message quotes a file as it is."""
-    wrap(schema, "one_line", lambda original: str)
-
-
-@defect("results.schema", "test_results.py", "different_factors_never_meet")
-def file_name_without_factors(schema: Any) -> None:
-    """Two points of a grid share a file, and the second overwrites the first."""
-    with_arguments(schema, "file_name", factors=lambda factors: {})
-
-
-@defect("results.store", "test_results.py", "copy_in_another_place")
-def copy_of_a_file_accepted(store: Any) -> None:
-    """A file under another name counts as one more run."""
-    wrap(store, "read_file", lambda original: lambda path: _renamed(original(path), path))
 
 
 def _renamed(file: Any, path: Any) -> Any:

@@ -47,7 +47,7 @@ class Recorder:
 
 
 def run_tests(tests: str, select: str, compiled: bool, name: str | None) -> dict[str, Any]:
-    numba.config.DISABLE_JIT = int(not compiled)
+    numba.config.DISABLE_JIT = int(not compiled)  # type: ignore[attr-defined]
     planter = None if name is None else Planter(DEFECTS[name])
     recorder = Recorder()
     # Numbers of interpreted kernels warn where compiled ones go to infinity.

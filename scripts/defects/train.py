@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from typing import Any
 
-from defects.planting import defect, replaced, skipped, with_arguments, with_result, wrap
+from defects.planting import defect, replaced, skipped, with_arguments, with_result
 
 BITWISE = "bitwise_the_run and gpt2"
 
@@ -32,12 +32,6 @@ def gradient_not_clipped(step: Any) -> None:
     with_arguments(step.Gradients, "__init__", clip=lambda clip: float("inf"))
 
 
-@defect("train.step", "test_train_step.py", "leaves_the_weights_alone")
-def update_with_a_loss_that_is_not_finite(step: Any) -> None:
-    """NaN goes into the weights."""
-    with_result(step.StepResult, "not_finite", lambda found: None)
-
-
 @defect("train.loss", "test_train_parts.py", "reset_keeps")
 def documents_not_kept_apart(loss: Any) -> None:
     """A document sees those before it in its window."""
@@ -46,32 +40,6 @@ def documents_not_kept_apart(loss: Any) -> None:
         "forward",
         cu_seqlens=lambda offsets: None if offsets is None else offsets[[0, -1]],
     )
-
-
-@defect("train.loss", "test_train_parts.py", "validation_is")
-def dropout_in_validation(loss: Any) -> None:
-    """The model stays in training mode."""
-
-    def training(original: Any) -> Any:
-        def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
-            self.train()
-            return original(self, *args, **kwargs)
-
-        return forward
-
-    wrap(loss.LanguageModelLoss, "forward", training)
-
-
-@defect("train.data", "test_train_parts.py", "held_out")
-def validation_documents_trained_on(data: Any) -> None:
-    """The training text is the whole text."""
-    with_arguments(data, "pack", split=lambda split: "all" if split == "train" else split)
-
-
-@defect("train.distributed", "test_train_parts.py", "batches_depend")
-def processes_read_the_same(distributed: Any) -> None:
-    """Every process takes the first share of the micro-batches."""
-    with_result(distributed.World, "share", lambda part: range(len(part)))
 
 
 @defect("train.state", "test_train_resume.py", BITWISE)
@@ -109,9 +77,3 @@ def checkpoint_filled_in_its_place(checkpoints: Any) -> None:
         return target
 
     replaced(checkpoints, "write_folder", write_folder)
-
-
-@defect("train.config", "test_train_resume.py", "contradicting")
-def resumed_with_other_settings(config: Any) -> None:
-    """A run goes on with another learning rate, and nobody can tell from its record."""
-    skipped(config, "refuse_contradiction")
