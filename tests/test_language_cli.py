@@ -19,6 +19,7 @@ from ematrace import cli
 from ematrace.evaluation import evaluate
 from ematrace.language_cli import lines_of, parse_count
 from ematrace.spen import SpenStream
+from ematrace.spen.decode import applicable_decoder
 from ematrace.text import open_source
 from ematrace.train import load_model
 
@@ -42,7 +43,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("run") / "out"
     with pytest.MonkeyPatch.context() as monkeypatch:
         monkeypatch.setenv("EMATRACE_CACHE", str(folder.parent / "cache"))
-        monkeypatch.setattr("ematrace.text.sources.BUILTIN_BYTES", 300_000)
+        monkeypatch.setattr("ematrace.text.corpora.BUILTIN_BYTES", 300_000)
         assert call(monkeypatch, *TRAIN, "--out", str(folder)) == 0
     return folder
 
@@ -89,7 +90,7 @@ def test_eval_prints_what_evaluate_finds(
 def test_eval_keeps_to_the_held_out_part_of_the_training_text(
     run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("ematrace.text.sources.BUILTIN_BYTES", 300_000)
+    monkeypatch.setattr("ematrace.text.corpora.BUILTIN_BYTES", 300_000)
     assert call(monkeypatch, "eval", str(run), "--data", "builtin", "--device", "cpu", "--max-tokens", "500") == 0
     out = capsys.readouterr().out
     assert "on builtin, the validation part" in out
@@ -150,6 +151,25 @@ def test_generate_without_temperature_is_greedy(
     assert capsys.readouterr().out.strip() == ("import" + tokenizer.decode(picked, skip_special_tokens=True)).strip()
 
 
+def test_generate_uses_the_decoder_unless_told_not_to(
+    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    built = []
+
+    def noted(model: Any, n_streams: int = 1) -> Any:
+        built.append(n_streams)
+        return applicable_decoder(model, n_streams)
+
+    monkeypatch.setattr("ematrace.spen.stream.applicable_decoder", noted)
+    texts = []
+    for decoder in ("auto", "eager"):
+        options = ("--max-new-tokens", "20", "--seed", "3", "--decoder", decoder, "--device", "cpu")
+        assert call(monkeypatch, "generate", str(run), "def main(", *options) == 0
+        texts.append(capsys.readouterr().out)
+        assert built == [1]
+    assert texts[0] == texts[1]
+
+
 def stream(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], content: bytes, *arguments: str
 ) -> tuple[int, list[dict[str, Any]], str]:
@@ -177,6 +197,18 @@ def test_stream_tells_the_surprise_of_each_token(
     assert [row["nats"] for row in rows] == pytest.approx(expected, abs=1e-4)
     perplexity = math.exp(sum(expected) / len(expected))
     assert f"{len(ids)} tokens, perplexity {perplexity:,.1f}" in error
+
+
+def test_stream_without_the_decoder_says_the_same(
+    run: Path, text: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("ematrace.spen.stream.DECODED_STEPS", {"cpu": 64})  # as on a GPU: lines are decoded
+    _, rows, _ = stream(monkeypatch, capsys, text.read_bytes(), str(run))
+    monkeypatch.setattr("ematrace.spen.stream.applicable_decoder", lambda *model: pytest.fail("asked for a decoder"))
+    code, eager, _ = stream(monkeypatch, capsys, text.read_bytes(), str(run), "--decoder", "eager")
+    assert code == 0
+    assert [row["token"] for row in rows] == [row["token"] for row in eager]
+    assert [row["nats"] for row in rows] == pytest.approx([row["nats"] for row in eager], abs=1e-4)
 
 
 def test_a_stream_goes_on_from_its_state_file(

@@ -73,6 +73,9 @@ class Eval:
     """Tokens that a model sees at most (default: what it can)."""
     unigram: Path | None = None
     """Counts of the unigram model beside it (default: those of the model's training text, if it has them)."""
+    mixer: str | None = None
+    """package.module:Class of the mixer that the model's config names, if it is not part of ematrace. Naming it here
+    imports it."""
     device: str = "auto"
     """cpu, cuda or cuda:N; auto is a GPU where there is one."""
     as_json: Annotated[bool, tyro.conf.arg(name="json")] = False
@@ -97,6 +100,11 @@ class Generate:
     """Draw from the likeliest tokens that make up this much probability."""
     seed: int = 0
     """Draws the tokens."""
+    decoder: Literal["auto", "eager"] = "auto"
+    """auto generates with SPEN's decoder where it applies, else with the model; eager is the model itself."""
+    mixer: str | None = None
+    """package.module:Class of the mixer that the model's config names, if it is not part of ematrace. Naming it here
+    imports it."""
     device: str = "auto"
     """cpu, cuda or cuda:N; auto is a GPU where there is one."""
 
@@ -116,6 +124,11 @@ class Stream:
     """Go on from this file if it exists, and write the state after the last token to it."""
     format: Literal["auto", "text", "tsv", "json"] = "auto"
     """text colours the tokens by their surprise; tsv and json have a line for each; auto is text on a terminal."""
+    decoder: Literal["auto", "eager"] = "auto"
+    """auto reads with SPEN's decoder where it applies and is faster; eager is the model itself."""
+    mixer: str | None = None
+    """package.module:Class of the mixer that the model's config names, if it is not part of ematrace. Naming it here
+    imports it."""
     device: str = "auto"
     """cpu, cuda or cuda:N; auto is a GPU where there is one."""
 
@@ -158,7 +171,7 @@ def evaluate_model(command: Eval, console: Console, error_console: Console) -> N
     started = time.monotonic()
     if command.out is not None:
         writable(command.out)
-    model, tokenizer, folder = load_language_model(command.model, command.device)
+    model, tokenizer, folder = load_language_model(command.model, command.device, command.mixer)
     split, unigram = training_text(folder, command)
     documents = open_source(command.data).part(split)
     with token_counter(error_console) as progress:
@@ -182,9 +195,12 @@ def generate_text(command: Generate) -> None:
     import torch
     from transformers import TextStreamer
 
+    from ematrace.spen import SpenForCausalLM, SpenStream
+    from ematrace.spen.generation import generate
+
     if command.max_new_tokens < 1 or command.temperature < 0 or not 0 < command.top_p <= 1:
         raise ValueError("--max-new-tokens must be positive, --temperature not negative, --top-p in (0, 1]")
-    model, tokenizer, _ = load_language_model(command.model, command.device)
+    model, tokenizer, _ = load_language_model(command.model, command.device, command.mixer)
     prompt = command.prompt.encode(errors="replace").decode()  # bytes of the command line that are not UTF-8
     ids = tokenizer(prompt, return_tensors="pt").input_ids.long().to(model.device)
     if not ids.shape[1]:
@@ -193,13 +209,22 @@ def generate_text(command: Generate) -> None:
     if limit is not None and ids.shape[1] + command.max_new_tokens > limit:
         asked = f"the prompt's {ids.shape[1]} tokens and --max-new-tokens {command.max_new_tokens}"
         raise ValueError(f"{command.model}: sees at most {limit} tokens, but is asked for {asked}")
+    text = TextStreamer(tokenizer, skip_special_tokens=True)
+    if isinstance(model, SpenForCausalLM):
+        stream = SpenStream(model, decoder="auto" if command.decoder == "auto" else None)
+        text.put(ids)
+        settings = (command.max_new_tokens, command.temperature, command.top_p, command.seed)
+        for token in generate(stream, ids, *settings, eos=tokenizer.eos_token_id):
+            text.put(torch.tensor([token]))
+        text.end()
+        return
     torch.manual_seed(command.seed)
-    drawn = {"do_sample": True, "temperature": command.temperature, "top_p": command.top_p}
+    drawn = {"do_sample": True, "temperature": command.temperature, "top_p": command.top_p, "top_k": 0}
     model.generate(
         ids,
         attention_mask=torch.ones_like(ids),
         max_new_tokens=command.max_new_tokens,
-        streamer=TextStreamer(tokenizer, skip_special_tokens=True),
+        streamer=text,
         pad_token_id=tokenizer.eos_token_id,
         **(drawn if command.temperature > 0 else {"do_sample": False}),
     )
@@ -211,10 +236,11 @@ def stream_text(command: Stream, console: Console, error_console: Console) -> No
 
     if command.state is not None:
         writable(command.state)
-    model, tokenizer, _ = load_language_model(command.model, command.device)
+    model, tokenizer, _ = load_language_model(command.model, command.device, command.mixer)
     if not isinstance(model, SpenForCausalLM):
         raise ValueError(f"{command.model}: a {type(model).__name__}; only a SPEN has a state to stream with")
-    stream = SpenStream(model, getattr(command, "pghu", None) if command.adapt else None)
+    pghu = getattr(command, "pghu", None) if command.adapt else None
+    stream = SpenStream(model, pghu, decoder="auto" if command.decoder == "auto" else None)
     resumed = command.state is not None and command.state.exists()
     if command.state is not None and resumed:
         stream.load(command.state)
@@ -226,9 +252,9 @@ def stream_text(command: Stream, console: Console, error_console: Console) -> No
         for line in lines_of(sys.stdin.buffer, "standard input"):
             ids = tokenizer(line, split_special_tokens=True).input_ids
             if ids:
-                told = stream.surprise(ids, predicted)
-                predicted = told.predicted
-                printer.show(ids, told)
+                surprise = stream.surprise(ids, predicted)
+                predicted = surprise.predicted
+                printer.show(ids, surprise)
                 finished = stream.snapshot()
     except KeyboardInterrupt:  # the way to end a live feed: keep all lines that were read to their end
         if command.state is not None:
@@ -251,13 +277,19 @@ def lines_of(file: BinaryIO, name: str) -> Iterator[str]:
         offset += len(line)
 
 
-def load_language_model(name: str, device: str) -> tuple[Any, Any, Path]:
-    """Model, tokenizer and the folder it came from (which is no folder for a name on the hub)."""
+def load_language_model(name: str, device: str, mixer: str | None = None) -> tuple[Any, Any, Path]:
+    """Model, tokenizer and the folder it came from (which is no folder for a name on the hub).
+
+    `mixer` is the user's consent to import it.
+    """
     from ematrace.evaluation import model_folder
+    from ematrace.mixers import register_mixer
     from ematrace.train import load_model
     from ematrace.train.distributed import choose_device
 
     chosen = choose_device(device)
+    if mixer is not None:
+        register_mixer(mixer)
     folder = model_folder(name)
     model, tokenizer = load_model(folder)
     return model.eval().to(chosen), tokenizer, Path(folder)
@@ -274,7 +306,8 @@ def training_text(folder: Path, command: Eval) -> tuple[str, Any]:
     """Which part of the text to score, and the unigram model of what the language model was trained on."""
     from ematrace.baselines.language import Unigram
     from ematrace.text import open_source
-    from ematrace.train.run import TRAINING, UNIGRAM
+    from ematrace.text.held_out import TRAINING
+    from ematrace.train.run import UNIGRAM
 
     trained_on = {}
     if (folder / TRAINING).is_file():

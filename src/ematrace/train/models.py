@@ -76,7 +76,7 @@ def build_model(
     for name in changes:  # transformers keeps a field it does not know without a word, and a typo would do nothing
         if name not in known:
             raise ValueError(f"overrides: field '{name}': the configuration of {preset} has no such field")
-    if "mixer" in changes:
+    if isinstance(changes.get("mixer"), str):
         _import_mixer(changes["mixer"])
     settings = {**chosen.fields, "vocab_size": vocab_size, "eos_token_id": eos_id, "bos_token_id": eos_id}
     if chosen.length_field is not None:
@@ -84,7 +84,7 @@ def build_model(
     return AutoModelForCausalLM.from_config(chosen.config(**settings | changes), trust_remote_code=False)
 
 
-def _import_mixer(name: Any) -> None:
+def _import_mixer(name: str) -> None:
     from ematrace.mixers import register_mixer, registered_mixer
 
     try:

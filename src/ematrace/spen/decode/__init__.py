@@ -15,6 +15,9 @@ from ematrace.kernels import cpu_kernels_are_on, gpu_kernels_are_on
 from ematrace.spen.decode.weights import obstacle_to_decoding
 from ematrace.spen.modeling import SpenForCausalLM
 
+CPU_STREAMS = 8
+"""Most streams that the CPU's decoder takes by itself: it multiplies one stream at a time, a matmul all at once."""
+
 __all__ = ["Decoder", "applicable_decoder", "build_decoder"]
 
 
@@ -51,10 +54,13 @@ def build_decoder(model: SpenForCausalLM, n_streams: int = 1, dtype: torch.dtype
 def applicable_decoder(model: SpenForCausalLM, n_streams: int = 1) -> Decoder | None:
     """The decoder that computes what the model does, but for rounding, or None where the model has to run itself.
 
-    That is with an attention predictor, replaced or hooked layers, kernels switched off, in float64, or on a device for
-    which there is no decoder.
+    That is with an attention predictor, replaced or hooked layers, kernels switched off, in float64, with many streams
+    on a CPU, or on a device for which there is no decoder.
     """
-    kernels_on = {"cpu": cpu_kernels_are_on, "cuda": gpu_kernels_are_on}.get(model.device.type)
-    if kernels_on is None or not kernels_on() or model.dtype == torch.float64 or obstacle_to_decoding(model):
+    where = model.device.type
+    kernels_on = {"cpu": cpu_kernels_are_on, "cuda": gpu_kernels_are_on}.get(where)
+    if kernels_on is None or not kernels_on() or (where == "cpu" and n_streams > CPU_STREAMS):
+        return None
+    if model.dtype == torch.float64 or obstacle_to_decoding(model) is not None:
         return None
     return build_decoder(model, n_streams)

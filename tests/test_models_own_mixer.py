@@ -1,0 +1,139 @@
+"""A mixer in a user's own file: trained by name, refused as data, loaded when the user names it again."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ematrace.train import build_model
+from test_language_cli import call
+
+MIXER = '''
+import torch
+from torch import nn
+from ematrace.mixers import Mixer
+
+
+class Mine(Mixer):
+    """y_t = W (x_0 + ... + x_t)."""
+
+    def __init__(self, d_model, scale=0.1):
+        super().__init__(d_model)
+        self.scale = scale
+        self.W = nn.Linear(d_model, d_model, bias=False)
+
+    def forward(self, x, state=None, *, mask=None, cu_seqlens=None):
+        self.check_call(x, state, mask, cu_seqlens)
+        x = x if mask is None else x * mask.unsqueeze(-1)
+        before = torch.zeros_like(x[:, 0]) if state is None else state
+        sums = before.unsqueeze(1) + x.cumsum(1)
+        return self.W(self.scale * sums), sums[:, -1].clone()
+
+    def state_size(self, seq_len):
+        return self.d_model
+
+    def flops(self, seq_len):
+        return 2.0 * self.W.weight.numel()
+'''
+TRAIN = [
+    *(
+        "train",
+        "--preset",
+        "skeleton-tiny",
+        "--data",
+        "text.txt",
+        "--out",
+        "run",
+        "--tokens",
+        "2048",
+        "--validation",
+        "text.txt",
+        "--device",
+        "cpu",
+    ),
+    *("--sequences", "4", "--length", "64", "--tokenizer", "bpe", "--vocab-size", "300"),
+    *("--overrides", "mixer=mymixer:Mine", 'mixer_options={"scale": 0.2}', "d_model=16", "d_ff=32", "k=4"),
+]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A trained run beside the file of its mixer."""
+    here = tmp_path_factory.mktemp("own")
+    (here / "mymixer.py").write_text(MIXER)
+    (here / "text.txt").write_text("the cat sat on the mat and looked at the moon\n" * 400)
+    done = ematrace(here, *TRAIN)
+    assert done.returncode == 0, done.stderr
+    return here
+
+
+def ematrace(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    environment = os.environ | {"EMATRACE_CACHE": str(folder / "cache"), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    return subprocess.run(
+        [sys.executable, "-m", "ematrace", *arguments],
+        cwd=folder, env=environment, capture_output=True, text=True, timeout=300, check=False, input="the cat\n",
+    )  # fmt: skip
+
+
+def test_the_config_names_it(folder: Path) -> None:
+    config = json.loads((folder / "run" / "model" / "config.json").read_text())
+    assert (config["model_type"], config["mixer"], config["mixer_options"]) == (
+        "ematrace",
+        "mymixer:Mine",
+        {"scale": 0.2},
+    )
+    lines = [json.loads(line) for line in (folder / "run" / "metrics.jsonl").read_text().splitlines()]
+    losses = [line["loss"] for line in lines if "loss" in line]
+    assert len(losses) == 8
+    assert losses[-1] < losses[0]
+
+
+def test_a_command_loads_it_only_when_it_is_named(folder: Path) -> None:
+    evaluate = ("eval", "run", "--data", "text.txt", "--device", "cpu", "--json")
+    refused = ematrace(folder, *evaluate)
+    assert refused.returncode == 2
+    error = " ".join(refused.stderr.split())
+    assert "mixer 'mymixer:Mine' is not part of ematrace; if you trust it, name it: --mixer mymixer:Mine" in error
+    assert "Traceback" not in error
+    done = ematrace(folder, *evaluate, "--mixer", "mymixer:Mine")
+    assert done.returncode == 0, done.stderr
+    assert 1 < json.loads(done.stdout)["perplexity"] < 300  # better than no idea at all
+
+
+def test_the_other_commands_take_its_name(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    monkeypatch.chdir(folder)
+    options = ("--device", "cpu", "--mixer", "mymixer:Mine")
+    assert call(monkeypatch, "generate", "run", "the cat", "--max-new-tokens", "3", *options) == 0
+    assert capsys.readouterr().out.startswith("the cat")
+    assert call(monkeypatch, "generate", "run", "the cat", *options[:-1], "mymixer:Yours") == 2
+    assert "mymixer has no class Yours" in " ".join(capsys.readouterr().err.split())
+    assert call(monkeypatch, "stream", "run", *options) == 2
+    assert "only a SPEN has a state to stream with" in " ".join(capsys.readouterr().err.split())
+    assert call(monkeypatch, *TRAIN, "--resume", "auto") == 0
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (("mixer=mymixer:Yours",), "mymixer has no class Yours"),
+        (("mixer=nomodule:X",), "cannot import nomodule"),
+        (("mixer=unheard_of",), "no mixer 'unheard_of'; there are: attention"),
+        (("mixer=3",), "SkeletonConfig.mixer is 3; it must be the name of a mixer"),
+        (("mixer=mymixer:Mine", 'mixer_options={"size": 3}'), "has no option 'size'"),
+        (("mixers=ema",), "field 'mixers': the configuration of skeleton-tiny has no such field"),
+    ],
+)
+def test_what_cannot_be_built_is_one_line(
+    folder: Path, overrides: tuple[str, ...], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder)
+    with pytest.raises(ValueError, match=re.escape(message)) as refused:
+        build_model("skeleton-tiny", 300, 0, overrides)
+    assert "\n" not in str(refused.value)
