@@ -6,6 +6,7 @@ selected, or a selected test fails without any defect.
 
     python scripts/plant_defects.py              # all of them
     python scripts/plant_defects.py --only spa   # those with "spa" in their name
+    python scripts/plant_defects.py --check      # only whether all that they break is there, in seconds
     python scripts/plant_defects.py --list
 """
 
@@ -191,6 +192,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default="", metavar="TEXT", help="defects with this in their name")
     parser.add_argument("--jobs", type=int, default=2, metavar="N", help="processes (default 2)")
+    parser.add_argument("--check", action="store_true", help="only look whether all that they break is there")
     parser.add_argument("--list", action="store_true", help="name the defects and stop")
     options = parser.parse_args()
     defects = [d for d in DEFECTS.values() if options.only.lower() in d.name.lower()]
@@ -200,9 +202,12 @@ def main() -> int:
     start = time.monotonic()
     outcomes: list[Outcome] = []
     try:
-        with servers(options.jobs) as running:
+        with servers(1 if options.check else options.jobs) as running:
             if gone := running[0].ask("check", names=[d.name for d in defects])["problems"]:
                 raise MisfitError("\n".join(gone))
+            if options.check:
+                print(f"{len(defects)} defects have their places")
+                return 0
             baseline(running, defects)
             passed = time.monotonic() - start
             print(f"all selected tests pass without a defect ({passed:.0f} s); planting {len(defects)}", flush=True)

@@ -15,11 +15,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-HERE = str(Path(__file__).parent)
 PACKAGE = "ematrace"
 Plant = Callable[[Any], None]
 Function = Callable[..., Any]
@@ -198,5 +196,4 @@ def _counted(original: Function, make: Callable[[Function], Function]) -> Functi
 def _is_ours(error: Exception) -> bool:
     """Whether a defect itself raised it, not the package or a test's stand-in that the defect called."""
     files = [frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__)]
-    after = files[max(i for i, file in enumerate(files) if file.startswith(HERE)) + 1 :]
-    return not any(f"/{PACKAGE}/" in file or "/tests/" in file for file in after)
+    return not any(f"/src/{PACKAGE}/" in file or "/tests/" in file for file in files)
