@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from ematrace.experiments.runner import Request, make_plan, run
@@ -54,6 +58,22 @@ def write_own(folder: Path, name: str = "squares", widths: str = "[2, 3]", optio
     path = folder / f"{name}.py"
     path.write_text(OWN.replace("NAME", name).replace("WIDTHS", widths).replace("OPTIONS", options))
     return path
+
+
+@contextmanager
+def working_in(folder: Path) -> Iterator[Path]:
+    """A working directory whose modules are forgotten afterwards: other tests have others of the same names."""
+    before, path = Path.cwd(), list(sys.path)
+    os.chdir(folder)
+    try:
+        yield folder
+    finally:
+        os.chdir(before)
+        sys.path[:] = path
+        for name, module in list(sys.modules.items()):
+            if str(getattr(module, "__file__", "")).startswith(str(folder)):
+                del sys.modules[name]
+        sys.modules.pop("mypackage", None)  # a folder without __init__.py has no __file__
 
 
 def executions(folder: Path) -> Counter[str]:

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,7 @@ from ematrace.experiments import EXPERIMENTS, Context
 from ematrace.experiments.base import rows_of
 from ematrace.experiments.runner import Request, make_plan, run
 from ematrace.results import ResultError
-from runner_support import executions, files_in, run_request, write_own
+from runner_support import executions, files_in, run_request, working_in, write_own
 
 TINY = (
     *(f"sentences.{name}" for name in ("train=40", "within=20", "transfer=20", "bigru_epochs=1")),
@@ -27,9 +28,9 @@ RUN = ("trace_probe", "position", "distances")
 
 
 @pytest.fixture(autouse=True)
-def away(tmp_path, monkeypatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
+def away(tmp_path) -> Iterator[Path]:
+    with working_in(tmp_path):
+        yield tmp_path
 
 
 def squares(**changes) -> Request:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,15 +14,15 @@ from ematrace.experiments.runner import Request, make_plan
 from ematrace.experiments.runner import plan as planning
 from ematrace.experiments.runner.request import change_settings
 from ematrace.experiments.runner.units import Unit, expected_seconds, jobs_of, phases_of
-from runner_support import write_own
+from runner_support import working_in, write_own
 
 QUICK = ("trace_probe", "position", "distances")
 
 
 @pytest.fixture(autouse=True)
-def away(tmp_path, monkeypatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
+def away(tmp_path) -> Iterator[Path]:
+    with working_in(tmp_path):
+        yield tmp_path
 
 
 def keys(units) -> list[tuple[str, str]]:
