@@ -1,46 +1,40 @@
-"""The command line: what it teaches, what it prints for machines, and how it answers bad input and Ctrl-C."""
+"""The command line: what it teaches, prints for machines, and answers to bad input. (Ctrl-C: test_runner.py.)"""
 
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
+import torch
 
+from cells_support import make_file
 from ematrace import cli
-from ematrace.ledger import Figure, Provenance, Result, load_claims, write_result
+from ematrace.cli.reproduce import experiments_for
+from ematrace.ledger import load_claims
+from ematrace.results import Metric, Row, write_file
+from runner_support import files_in, working_in, write_own
 
 DESIGN_FIELDS = {
     *("id", "paper", "ours", "interval", "n_seeds", "direction", "figure", "verdict", "scale", "evidence", "command"),
 }
-PROVENANCE = Provenance(
-    date="2026-01-02T03:04:05+00:00",
-    commit="0123456789",
-    dirty=False,
-    hardware={"cpu": "test", "cores": 2},
-    versions={"python": "3.11"},
-    seconds=1.0,
-    peak_memory_mb=100.0,
-)
+OWN_CLAIMS = """
+[X1]
+part = "extension"
+claim = "A wider square is larger."
+paper = "none"
+direction = [{ left = "squares/area{width=3}", op = ">", right = "squares/area{width=2}" }]
+"""
 
 
-def made_up(experiment: str, **values: float) -> Result:
-    return Result(
-        experiment=experiment,
-        title=experiment,
-        claims=("C17",),
-        scale="cpu",
-        command=f"ematrace reproduce {experiment} --seeds 2",
-        settings={},
-        seeds=(0, 1),
-        figures={name: Figure((value, value + 0.01), 1000) for name, value in values.items()},
-        provenance=PROVENANCE,
-    )
+def write_cells(experiment: str, folder: Path, *rows: Row) -> Path:
+    """Two seeds; the path of the first."""
+    made = rows or (Row({}, {"x": Metric(0.5)}),)
+    paths = [write_file(make_file(*made, experiment=experiment, seed=seed), folder) for seed in (0, 1)]
+    return paths[0]
 
 
 @pytest.fixture
@@ -49,8 +43,8 @@ def away(tmp_path, monkeypatch):
     (tmp_path / "recorded").mkdir()
     monkeypatch.setenv("EMATRACE_RESULTS", str(tmp_path / "recorded"))
     (tmp_path / "here").mkdir()
-    monkeypatch.chdir(tmp_path / "here")
-    return tmp_path / "here"
+    with working_in(tmp_path / "here"):
+        yield tmp_path / "here"
 
 
 @pytest.fixture
@@ -88,9 +82,6 @@ def contents(folder: Path) -> list[str]:
     return sorted(p.name for p in folder.iterdir())
 
 
-# ---------------------------------------------------------------------- help
-
-
 def flat(text: str) -> str:
     """Without the frame and line ends of a help page."""
     return " ".join(text.replace("│", " ").split())
@@ -109,7 +100,10 @@ def test_help_of_reproduce_teaches_by_example(call):
     assert status == 0
     for example in ("ematrace reproduce C09", "ematrace reproduce trace_probe --seeds 20"):
         assert example in flat(out)
-    for option in ("--seeds", "--jobs", "--out", "--report", "--scale"):
+    for option in (
+        *("--seeds", "--jobs", "--out", "--report", "--scale", "--data", "--dry-run", "--shard", "--engine", "--fresh"),
+        *("--only", "--settings"),
+    ):
         assert option in out
 
 
@@ -119,9 +113,6 @@ def test_help_of_the_other_commands_names_their_options(call, command, options):
     assert status == 0
     for option in options:
         assert option in out
-
-
-# ---------------------------------------------------------------------- ledger
 
 
 def test_ledger_json_without_results_has_every_claim_open(call, away):
@@ -141,13 +132,12 @@ def test_ledger_json_without_results_has_every_claim_open(call, away):
 
 
 def test_ledger_json_shows_what_the_local_results_say(call, away):
-    claim = next(c for c in load_claims() if c.id == "C17")
-    figures = {ref.partition("/")[2]: 0.5 for ref in claim.refs if ref.startswith("position/")}
-    path = write_result(made_up("position", **figures), away / "results" / "local")
+    share = Row({"role": "det_patient"}, {"first_word_share": Metric(0.5, unit="accuracy", n=1000)})
+    path = write_cells("position", away / "results" / "local", share)
     rows = {row["id"]: row for row in json.loads(call("ledger", "--json")[1])}
-    assert rows["C17"]["ours"] == {f"position/{name}": pytest.approx(0.505) for name in figures}
+    assert rows["C17"]["ours"] == {"position/first_word_share{role=det_patient}": 0.5}
     assert rows["C17"]["n_seeds"] == 2
-    assert rows["C17"]["evidence"] == [path.relative_to(away).as_posix()]
+    assert path.relative_to(away).as_posix() in rows["C17"]["evidence"]
     assert rows["C01"]["verdict"] == "open"
 
 
@@ -158,13 +148,12 @@ def test_ledger_table_names_every_claim(call):
 
 
 @pytest.mark.parametrize("command", ["ledger", "report"])
-@pytest.mark.parametrize("content", ['{"schema": 1,', "[]", '{"schema": 1}', ""])
+@pytest.mark.parametrize("content", ['{"schema": 2,', "[]", '{"schema": 1}', '{"schema": 2}', ""])
 def test_a_broken_result_file_is_named_in_one_line(call, away, command, content):
-    local = away / "results" / "local"
-    write_result(made_up("position", x=0.5), local)
-    (local / "broken.json").write_text(content)
+    folder = write_cells("position", away / "results" / "local").parent
+    (folder / "broken.json").write_text(content)
     assert "broken.json" in one_line_of(call(command))
-    assert contents(local) == ["broken.json", "position.json"]
+    assert contents(folder) == ["broken.json", "seed-0_cpu.json", "seed-1_cpu.json"]
     assert contents(away) == ["results"]
 
 
@@ -173,9 +162,9 @@ def test_a_recorded_folder_that_is_not_there_is_named(call):
 
 
 def test_brackets_in_a_path_survive(call, away):
-    local = away / "runs [old]"
-    local.mkdir()
-    (local / "broken.json").write_text("")
+    folder = away / "runs [old]" / "x"
+    folder.mkdir(parents=True)
+    (folder / "broken.json").write_text("")
     assert "runs [old]" in one_line_of(call("ledger", "--local", "runs [old]"))
 
 
@@ -183,18 +172,21 @@ def test_brackets_in_a_name_are_no_traceback(call):
     assert "[/x]" in one_line_of(call("reproduce", "[/x]"))
 
 
-# ---------------------------------------------------------------------- reproduce
-
-
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        (("NOPE",), ("'NOPE'", "trace_probe")),
+        (("NOPE",), ("'NOPE'", "trace_probe", "robustness", "C01 to F5", "./file.py")),
         (("trace_probe", "C99"), ("'C99'",)),
-        (("C23",), ("C23", "open")),
+        (("C23",), ("no experiment tests C23 yet", "open")),
         (("trace_probe", "--seeds", "0"), ("--seeds", "0")),
         (("trace_probe", "--seeds", "-3"), ("--seeds", "-3")),
-        (("trace_probe", "--scale", "gpu"), ("--scale gpu",)),
+        (("trace_probe", "--jobs", "0"), ("--jobs", "0")),
+        (("trace_probe", "--shard", "3/2"), ("--shard", "3/2")),
+        (("trace_probe", "--only", "seed=9"), ("--only", "seed=9")),
+        (("trace_probe", "--settings", "nothing=1"), ("--settings", "nothing")),
+        (("trace_probe", "--data", "builtin"), ("--data", "none")),
+        (("./nowhere.py",), ("./nowhere.py: no such file",)),
+        (("nowhere.at_all",), ("nowhere.at_all: no such module",)),
     ],
 )
 def test_reproduce_refuses_bad_input_in_one_line_and_writes_nothing(call, away, arguments, expected):
@@ -204,6 +196,64 @@ def test_reproduce_refuses_bad_input_in_one_line_and_writes_nothing(call, away, 
     assert contents(away) == []
 
 
+NO_GPU = pytest.mark.skipif(torch.cuda.is_available(), reason="says what is missing without a GPU")
+
+
+@NO_GPU
+@pytest.mark.parametrize(
+    ("name", "line"),
+    [
+        (
+            "C21",
+            "error: spen_training needs a CUDA GPU (torch sees none here) and a text source: "
+            "ematrace reproduce C21 --scale gpu --data SOURCE\n",
+        ),
+        (
+            "F5",
+            "error: spen_streaming needs a CUDA GPU (torch sees none here): ematrace reproduce F5 --scale gpu\n",
+        ),
+    ],
+)
+def test_a_claim_that_needs_a_gpu_says_exactly_what_it_needs(call, away, name, line):
+    assert one_line_of(call("reproduce", name)) == line
+    assert contents(away) == []
+    status, out, err = call("reproduce", name, "--dry-run")
+    assert (status, err) == (0, "")
+    assert out.endswith("missing: " + line.removeprefix("error: "))
+
+
+@NO_GPU
+def test_every_command_of_the_ledger_runs_or_says_what_it_needs(call):
+    """A dry run: what would run is counted in test_runner_plan.py, and that it runs is seen in `make reproduce`."""
+    commands = [row["command"].split() for row in json.loads(call("ledger", "--json")[1])]
+    assert len(commands) == 50
+    run = []
+    for _, *arguments in commands:
+        status, out, err = call(*arguments, "--dry-run")
+        assert status in (0, 2), err
+        if status == 0:
+            assert err == ""
+            run += [arguments[1]] if out.endswith("missing: nothing\n") else []
+        else:
+            assert err.startswith(f"error: no experiment tests {arguments[1]} yet")
+    assert len(run) >= 25
+
+
+def test_claims_stand_for_their_experiments():
+    claims = load_claims()
+    assert experiments_for(["C09"], claims) == ("trace_probe", "supervised")
+    assert experiments_for(["c09", "trace_probe"], claims) == ("trace_probe", "supervised")
+    assert experiments_for(["supervised", "C09"], claims) == ("supervised", "trace_probe")
+    assert experiments_for(["robustness", "./x.py"], claims) == ("robustness", "./x.py")
+
+
+def test_nothing_means_everything_that_bears_on_a_claim():
+    claims = load_claims()
+    bearing = {name for claim in claims for name in claim.experiments}
+    assert set(experiments_for([], claims)) == bearing | {"robustness"}
+    assert "choices" not in bearing
+
+
 def test_an_option_that_is_not_a_number_is_refused(call, away):
     status, _, err = call("reproduce", "--seeds", "many")
     assert status == 2
@@ -211,35 +261,71 @@ def test_an_option_that_is_not_a_number_is_refused(call, away):
     assert contents(away) == []
 
 
-def test_reproduce_runs_prints_the_ledger_and_writes_the_page(call, away, monkeypatch):
-    """The run itself is tested with the runner; here: what reaches it, and what follows it."""
-    from ematrace.experiments import runner
-
-    asked = []
-
-    def run(plans, directory, *, jobs, progress):
-        asked.append(([p.experiment for p in plans], directory, jobs, {len(p.seeds) for p in plans}))
-        for task in plans[0].tasks:
-            progress(task, 1.0)
-        return [write_result(made_up("position", x=0.5), directory)]
-
-    monkeypatch.setattr(runner, "run", run)
-    status, out, err = call("reproduce", "C17", "--seeds", "2", "--jobs", "1", "--out", "mine", "--report", "p.html")
+def test_reproduce_runs_prints_the_ledger_and_writes_the_page(call, away):
+    """At toy sizes: one claim, its two experiments on two seeds."""
+    toy = [f"sentences.{name}" for name in ("train=40", "within=20", "transfer=20")]
+    settings = ("--settings", *toy, "spcn.widths=[64, 32, 16, 8]")
+    arguments = ("C17", "--seeds", "2", "--jobs", "1", "--out", "mine", *settings)
+    status, out, err = call("reproduce", *arguments, "--report", "p.html")
     assert (status, err) == (0, "")
-    assert asked == [(["trace_probe", "position"], Path("mine"), 1, {2})]
     assert "C17" in out
     assert "p.html" in out
     assert contents(away) == ["mine", "p.html"]
-    status, _, _ = call("reproduce", "C17", "--out", "other", "--report", "None")
+    files = files_in(away / "mine")
+    assert set(files) == {
+        f"{name}/grammar-default_seed-{seed}_cpu.json" for name in ("position", "trace_probe") for seed in (0, 1)
+    }
+    assert all("--settings" in file.provenance.command for file in files.values())
+    before = {path: path.stat().st_mtime_ns for path in (away / "mine").rglob("*.json")}
+    status, out, _ = call("reproduce", *arguments, "--report", "None")
     assert status == 0
-    assert contents(away) == ["mine", "other", "p.html"]
+    assert {path: path.stat().st_mtime_ns for path in (away / "mine").rglob("*.json")} == before
+    status, out, _ = call("reproduce", *arguments, "--dry-run")
+    assert "0 units to run, 4 already in mine" in out
 
 
-# ---------------------------------------------------------------------- report
+@NO_GPU
+def test_without_names_what_cannot_run_here_is_left_out_and_said(call, away):
+    status, out, err = call("reproduce", "--only", "experiment=spen_streaming", "--report", "None")
+    assert status == 0
+    assert "left out: spen_streaming needs a CUDA GPU" in err
+    assert "C22" in out
+    assert files_in(away / "results" / "local") == {}
+
+
+def test_an_experiment_of_ones_own_is_one_file(call, away):
+    """Cells, its own claim in the ledger and on the page; a second run measures only what is new."""
+    write_own(away, options=f'seconds=1, claims="""{OWN_CLAIMS}"""')
+    status, out, err = call("reproduce", "./squares.py", "--seeds", "2", "--jobs", "2")
+    assert (status, err) == (0, "")
+    files = files_in(away / "results" / "local")
+    assert set(files) == {f"squares/width-{w}_seed-{s}_cpu.json" for w in (2, 3) for s in (0, 1)}
+    assert {name: file.cells[0].metrics["area"].value for name, file in files.items()} == {
+        f"squares/width-{w}_seed-{s}_cpu.json": w**2 + s for w in (2, 3) for s in (0, 1)
+    }
+    assert "X1" in out
+    page = (away / "report.html").read_text(encoding="utf-8")
+    assert "A wider square is larger." in page
+    assert contents(away) == ["executions", "report.html", "results", "squares.py"]
+    command = files["squares/width-3_seed-1_cpu.json"].provenance.command
+    assert command == "ematrace reproduce ./squares.py --seeds 2 --only width=3 seed=1 --fresh"
+    before = (away / "executions").read_text().count("\n")
+    assert call(*command.split()[1:], "--report", "None")[0] == 0
+    assert (away / "executions").read_text().count("\n") == before + 2  # the unit and what it shares
+
+
+def test_a_failed_unit_is_a_line_and_exit_code_1(call, away):
+    write_own(away, widths="[2, 13, 3]")
+    status, out, err = call("reproduce", "./squares.py", "--report", "None")
+    assert status == 1
+    assert err.startswith("failed: squares, width=13, seed 0: ZeroDivisionError: thirteen is refused (squares.py, line")
+    assert err.count("\n") == 1
+    assert "C01" in out
+    assert len(files_in(away / "results" / "local")) == 2
 
 
 def test_report_writes_one_page_with_the_results(call, away):
-    write_result(made_up("position", **{"position0.det_agent": 0.123}), away / "results" / "local")
+    write_cells("position", away / "results" / "local", Row({"role": "det_agent"}, {"first_word_share": Metric(0.123)}))
     status, out, err = call("report", "--out", "x.html")
     assert (status, err) == (0, "")
     assert "x.html" in out
@@ -247,7 +333,7 @@ def test_report_writes_one_page_with_the_results(call, away):
     page = (away / "x.html").read_text(encoding="utf-8")
     assert page.lower().startswith("<!doctype html>")
     assert all(claim.id in page for claim in load_claims())
-    assert "results/local/position.json" in page
+    assert "results/local/position/seed-0_cpu.json" in page
 
 
 def test_report_into_what_is_no_folder_is_one_line_and_writes_nothing(call, away):
@@ -262,63 +348,3 @@ def test_report_onto_a_folder_is_one_line_and_leaves_no_temporary_file(call, awa
     assert "x.html" in one_line_of(call("report", "--out", "x.html"))
     assert contents(away) == ["x.html"]
     assert contents(away / "x.html") == []
-
-
-# ---------------------------------------------------------------------- Ctrl-C
-
-
-def session_members(session: int) -> dict[int, str]:
-    """Living processes of a session, orphans too: pid -> command line."""
-    found = {}
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                fields = (entry / "stat").read_text().rpartition(")")[2].split()
-                command = (entry / "cmdline").read_text().replace("\0", " ")
-            except OSError:
-                continue
-            if int(fields[3]) == session and fields[0] != "Z":
-                found[int(entry.name)] = command
-    return found
-
-
-def wait_for(condition, seconds: float) -> bool:
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        if condition():
-            return True
-        time.sleep(0.1)
-    return False
-
-
-@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc to look for orphans")
-@pytest.mark.parametrize("way", [signal.SIGINT, signal.SIGTERM])
-def test_a_stop_ends_all_processes_and_leaves_no_file(tmp_path, way):
-    """While a worker is at work: Ctrl-C as from a terminal, to the whole group; SIGTERM to the command alone."""
-    command = ["reproduce", "trace_probe", "--out", str(tmp_path / "out"), "--report", "None"]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "ematrace.cli", *command],
-        cwd=tmp_path,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-    try:
-        # the command, the manager of the progress queue, a resource tracker, and a worker
-        assert wait_for(lambda: sum("spawn_main" in c for c in session_members(process.pid).values()) >= 2, 60)
-        time.sleep(2)
-        assert process.poll() is None, process.communicate()
-        if way == signal.SIGINT:
-            os.killpg(process.pid, way)
-        else:
-            process.send_signal(way)
-        _, err = process.communicate(timeout=10)
-        assert process.returncode == 130
-        assert "stopped" in err
-        assert wait_for(lambda: not session_members(process.pid), 5), session_members(process.pid)
-    finally:
-        for pid in session_members(process.pid):
-            os.kill(pid, signal.SIGKILL)
-        process.wait()
-    assert [p for p in tmp_path.rglob("*") if p.is_file()] == []

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.text import Text
 
 from ematrace import language_cli
-from ematrace.cli import bench, results
+from ematrace.cli import bench, check, results
 from ematrace.cli.reproduce import Reproduce, reproduce
 
 console = Console()
@@ -27,12 +27,13 @@ def commands(asked: str | None) -> dict[str, type]:
         "eval": language_cli.Eval,
         "generate": language_cli.Generate,
         "stream": language_cli.adapting_stream() if asked == "stream" else language_cli.Stream,
+        "check": check.Check,
         "bench": bench.Bench,
     }
 
 
 def main() -> None:
-    """Entry point. Exit codes: 0 success, 1 an experiment failed, 2 bad input or needs, 130 stopped by Ctrl-C."""
+    """Entry point. Exit codes: 0 success, 1 an experiment or check failed, 2 bad input or needs, 130 Ctrl-C."""
     choices = commands(next(iter(sys.argv[1:]), None))
     subcommands = tuple(Annotated[kind, tyro.conf.subcommand(name)] for name, kind in choices.items())
     command: object = tyro.cli(
@@ -49,6 +50,8 @@ def main() -> None:
                 results.show_ledger(command, console)
             case results.Report():
                 results.write_page(command, console)
+            case check.Check():
+                check.check(command, console)
             case bench.Bench():
                 bench.run(command, console, error_console)
             case _:
