@@ -30,7 +30,7 @@ def kernels_cannot_be_switched_off(kernels: Any) -> None:
     with_result(kernels, "gpu_kernels_are_on", lambda on: True)
 
 
-@defect("intervals", "test_intervals.py", "wilson")
+@defect("intervals", "test_intervals.py", "wilson_matches")
 def interval_of_a_proportion_is_walds(intervals: Any) -> None:
     """p ± z √(p (1 - p) / n), which covers too little at the ends."""
 

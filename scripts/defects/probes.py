@@ -23,7 +23,7 @@ def penalty_per_row(ridge: Any) -> None:
     )
 
 
-@defect("baselines.bigru", "test_baselines.py", "mask_hides or one_at_a_time or shortcut")
+@defect("baselines.bigru", "test_baselines.py", "one_at_a_time")
 def word_shown_instead_of_hidden(bigru: Any) -> None:
     """The context is hidden where the word should be, and the other way round."""
     wrap(

@@ -7,7 +7,7 @@ from typing import Any
 from defects.planting import defect, with_result, wrap
 
 
-@defect("report.parts", "test_report_hostile.py", "our_own_tags or as_it_is_written or by_themselves")
+@defect("report.parts", "test_report_hostile.py", "our_own_tags and alert")
 def text_of_files_as_markup(parts: Any) -> None:
     """Templates do not escape: a result file writes the page."""
 
@@ -18,7 +18,7 @@ def text_of_files_as_markup(parts: Any) -> None:
     with_result(parts, "templates", trusting)
 
 
-@defect("report.plots", "test_report_hostile.py", "plotly")
+@defect("report.plots", "test_report_hostile.py", "plotly_sees and alert")
 def labels_of_plots_as_markup(plots: Any) -> None:
     """Plotly reads tags in the names of a file."""
     wrap(plots, "escape", lambda original: str)

@@ -16,13 +16,13 @@ def _rule(kernels: Any, function: str, **changes: Any) -> None:
     )
 
 
-@defect("spcn.kernels", "test_spcn_kernels.py", "pghu")
+@defect("spcn.kernels", "test_spcn_kernels.py", "update_of_pghu")
 def sign_of_the_update(kernels: Any) -> None:
     """PGHU moves W_fb away from what would predict the state."""
     _rule(kernels, "learn", eta=lambda eta: -eta)
 
 
-@defect("spcn.kernels", "test_spcn_kernels.py", "pghu")
+@defect("spcn.kernels", "test_spcn_kernels.py", "update_of_pghu")
 def precision_once_where_twice(kernels: Any) -> None:
     """Eq. 3 has the precision in the error and before it."""
     _rule(kernels, "learn", precision_power=lambda power: 3 - power)
@@ -34,7 +34,7 @@ def weights_grow_instead_of_decaying(kernels: Any) -> None:
     _rule(kernels, "learn", decay=lambda decay: -decay)
 
 
-@defect("spcn.kernels", "test_spcn_kernels.py", "spa")
+@defect("spcn.kernels", "test_spcn_kernels.py", "spa_reaches")
 def buffer_forgets_its_oldest_state(kernels: Any) -> None:
     """Attention reaches back one state less than the window."""
     with_arguments(kernels, "new_state", window=lambda window: max(1, window - 1))
@@ -46,7 +46,7 @@ def state_not_reset(kernels: Any) -> None:
     skipped(kernels, "clear")
 
 
-@defect("spcn.kernels", "test_spcn_kernels.py", "half_lives or closed_form")
+@defect("spcn.kernels", "test_spcn_kernels.py", "closed_form")
 def fast_and_slow_exchanged(kernels: Any) -> None:
     """The fast traces get the slow rates."""
 

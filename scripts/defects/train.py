@@ -60,7 +60,7 @@ def place_in_the_text_forgotten(batches: Any) -> None:
     skipped(batches.StreamedBatches, "restore")
 
 
-@defect("train.checkpoints", "test_train_resume.py", "damaged_checkpoint and tampered")
+@defect("train.checkpoints", "test_train_resume.py", "damaged_checkpoint and tampered-model")
 def damaged_checkpoint_believed(checkpoints: Any) -> None:
     """Files are not compared with their manifest."""
     skipped(checkpoints, "verify")
