@@ -339,13 +339,16 @@ def test_a_replayed_run_stops_before_an_update_that_is_not_finite(
 
 
 @pytest.mark.slow
-def test_the_script_that_measures_steps_runs() -> None:
-    script = Path(__file__).parent.parent / "scripts" / "gpu" / "train_small.py"
-    command = [sys.executable, str(script), "--device", "cpu", "--quick", "--processes", "2"]
+def test_the_benchmark_that_measures_steps_runs() -> None:
+    script = Path(__file__).parent.parent / "benchmarks" / "training_small_gpu.py"
+    command = [sys.executable, str(script), "--quick"]
     done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
-    result = json.loads(done.stdout.splitlines()[-1])
-    for size in ("small", "130m"):
-        assert result[size]["largest_loss_difference.graphed"] == 0.0
-        assert result[size]["graphed"]["tokens_per_second"] > 0
-    assert result["processes"]["2"] > 0
+    cells = json.loads(done.stdout.splitlines()[-1])["cells"]
+    metrics = {tuple(cell["factors"].items()): cell["metrics"] for cell in cells}
+    for size in ("2m", "130m"):
+        pair = (("pair", "steps"), ("size", size), ("compiled", False))
+        assert metrics[pair]["largest_difference"]["value"] == 0.0
+        timed = (("contender", "spen"), ("size", size), ("compiled", False), ("graphed", True))
+        assert len(metrics[timed]["seconds"]["repetitions"]) == 6
+    assert metrics[("cores", 2),]["tokens_per_second"]["value"] > 0

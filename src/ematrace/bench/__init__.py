@@ -9,7 +9,7 @@ of it, since only times of one run are compared. The factors, the same in all sc
     tokens      T, the tokens of each sequence
     context     tokens that were read before decoding starts
     streams     sequences that are decoded together
-    size        tiny, 7m, 130m: the preset's
+    size        tiny, 7m, 130m: the preset's; 2m is d 128, 4 blocks, vocabulary 8,192
     dtype       of weights: float32, bfloat16
     ffn         topk, dense
     read        parallel, streamed (token by token)
@@ -18,11 +18,12 @@ of it, since only times of one run are compared. The factors, the same in all sc
     split       parts that the sums of a matmul are split into
     cache       dynamic, static: transformers' class
     compiled    true where torch.compile was used
+    graphed     true where whole training steps were replayed as CUDA graphs
     task        spcn: learn, encode; reservoirpy: run, hebbian_fit
     variant     full, no_spa, no_lateral, one_settling_step, no_learning
     cores       processes that share the work
     init_seed   of a model that is trained
-    pair        backends, seeds: whose training curves are compared
+    pair        backends, seeds, steps (graphed and plain): whose training curves are compared
     part        settling, top_k, lateral, spa, pghu: of the time of learning
     against     spcn; against_cores: of a record of version 0.1, which kept ratios but no times
     ceiling     copy, read, matmul: cells of the machine, with bytes_per_second or flops_per_second

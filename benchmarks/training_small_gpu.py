@@ -1,11 +1,10 @@
-"""Tokens per second of training steps on one GPU: kernel by kernel, compiled, as one CUDA graph, in several processes.
+"""Training steps of a small model on one GPU: kernel by kernel, compiled, as one CUDA graph, in several processes.
 
 The steps are those of `ematrace train` (`Run`, `Gradients`, `PlainStep`, `GraphedStep`, batches read ahead, a line of
 metrics per step); the ids are synthetic. All variants of a model start from the same weights and see the same ids, so
-their losses can be compared. The last line is JSON. About three minutes on an H200.
+their losses can be compared. About two and a half minutes on an H200.
 
-    python scripts/gpu/train_small.py [--out FILE] [--profile] [--sizes small,130m] [--processes 1,2,4,6]
-    python scripts/gpu/train_small.py --device cpu --quick
+    python benchmarks/training_small_gpu.py --record results
 """
 
 from __future__ import annotations
@@ -17,20 +16,22 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from ematrace.bench.measure import matmul_rate
+from ematrace.bench import Comparison, Timing, ceiling_row, finish, gpu_unless_quick, matmul_rate, parser, timing_row
 from ematrace.models.flops import flops_per_token
+from ematrace.results import Factors, Metric, Row
+from ematrace.results.schema import Factor
 from ematrace.train.batches import Ids, PackedBatches
 from ematrace.train.config import TrainConfig, resolve_recipe
-from ematrace.train.distributed import World, choose_device, distribute
+from ematrace.train.distributed import World, distribute
 from ematrace.train.loop import fast_matmul
 from ematrace.train.loss import LanguageModelLoss
 from ematrace.train.metrics import MetricsFile, PeakMemory
@@ -39,13 +40,20 @@ from ematrace.train.optimiser import parameter_groups
 from ematrace.train.run import Run
 from ematrace.train.step import Gradients, GraphedStep, PlainStep, Step
 
+NEEDS = "cuda"
 ENDLESS = 10**9
+BLOCKS = 6
+"""Repetitions: the steps on the clock in equal blocks."""
+COMPARED = 50
+"""Steps whose losses are compared."""
+PROCESSES, QUICK_PROCESSES = (1, 2, 4, 6), (1, 2)
 
 
 @dataclass(frozen=True)
 class Size:
     """A model, its batch, and how many steps show its speed."""
 
+    size: str
     preset: str
     overrides: tuple[str, ...]
     vocab_size: int
@@ -65,13 +73,13 @@ class Size:
 
 ALL = ((False, False), (False, True), (True, False), (True, True))
 SIZES = {
-    "small": Size("spen-7m", ("n_layers=4",), 8192, 64, 512, 64, 300, 50, ALL),
-    "130m": Size("spen-130m", (), 50257, 224, 2048, 56, 8, 2, ((True, False), (True, True))),
+    "small": Size("2m", "spen-7m", ("n_layers=4",), 8192, 64, 512, 64, 300, 50, ALL),
+    "130m": Size("130m", "spen-130m", (), 50257, 224, 2048, 56, 12, 2, ((True, False), (True, True))),
 }
 QUICK = ("d_model=16", "d_ff=32", "k=4", "n_heads=2")
 QUICK_SIZES = {
-    "small": Size("spen-tiny", QUICK, 61, 4, 16, 4, 12, 3, ((False, False), (False, True))),
-    "130m": Size("spen-tiny", QUICK, 61, 8, 16, 2, 6, 2, ((False, False), (False, True))),
+    "small": Size("2m", "spen-tiny", QUICK, 61, 4, 16, 4, 12, 3, ((False, False), (False, True))),
+    "130m": Size("130m", "spen-tiny", QUICK, 61, 8, 16, 2, 6, 2, ((False, False), (False, True))),
 }
 
 
@@ -149,85 +157,56 @@ class Bench:
         return GraphedStep(run.gradients, shape, None if self.device.type == "cuda" else lambda work: work)
 
 
-def measure(bench: Bench, *, graphed: bool) -> dict[str, Any]:
-    """Losses of all steps, and tokens per second of those after the first `warm`."""
+def measure(bench: Bench, *, graphed: bool) -> tuple[Timing, list[float], float]:
+    """Seconds of each block of steps after the first `warm`, losses of all steps, and GiB at the peak."""
     size, run = bench.size, bench.run()
     if bench.device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
-    prepared = time.perf_counter()
     step = bench.step(run, graphed=graphed)
     lines, memory = MetricsFile(bench.out / "metrics.jsonl", after_step=0), PeakMemory(bench.device)
     losses: list[float] = []
-    begun = seconds = 0.0
+    clock: list[float] = []
     for update in run.updates(step):
         losses.append(update.loss)
         lines.write({**asdict(update), "memory_bytes": memory.bytes(), "seconds": run.seconds})
-        if update.step == size.warm:
-            begun = time.perf_counter()
-        if update.step == size.warm + size.steps:
-            seconds = time.perf_counter() - begun
+        if update.step >= size.warm and (update.step - size.warm) % (size.steps // BLOCKS) == 0:
+            clock.append(time.perf_counter())
+        if len(clock) > BLOCKS:
             break
     lines.close()
-    return {
-        "tokens_per_second": size.steps * size.tokens_per_step / seconds,
-        "ms_per_step": 1000 * seconds / size.steps,
-        "peak_gib": memory.bytes() / 2**30,
-        "seconds_to_first_clock": begun - prepared,
-        "losses": losses,
-    }
+    return Timing(tuple(np.diff(clock))), losses, memory.bytes() / 2**30
 
 
-def name_of(compiled: bool, graphed: bool) -> str:
-    return {(False, False): "plain", (False, True): "graphed", (True, False): "compiled"}.get(
-        (compiled, graphed), "compiled_graphed"
-    )
-
-
-def measure_size(size: Size, device: torch.device, out: Path, note: Any) -> dict[str, Any]:
-    result: dict[str, Any] = {}
-    losses: dict[str, list[float]] = {}
+def measure_size(size: Size, device: torch.device, out: Path) -> tuple[list[Row], list[str]]:
+    """A cell for each variant, one for the distance of each graphed curve from the plain one, and what it says."""
+    cells: list[Row] = []
+    checks: list[str] = []
+    losses: dict[tuple[bool, bool], list[float]] = {}
     for compiled in sorted({compiled for compiled, _ in size.variants}):
         torch._dynamo.reset()
         bench = Bench(size, device, compiled=compiled, out=out)
+        tokens = size.steps // BLOCKS * size.tokens_per_step
+        operations = flops_per_token(bench.model, size.length) * tokens
         for graphed in (g for c, g in size.variants if c == compiled):
-            name = name_of(compiled, graphed)
-            found = measure(bench, graphed=graphed)
-            losses[name] = found.pop("losses")
-            result[name] = found
-            note(f"  {name}: {found['tokens_per_second'] / 1e6:.3f}M tokens/s, {found['ms_per_step']:.3f} ms a step")
-        result["flops_per_token"] = flops_per_token(bench.model, size.length)
+            timing, losses[compiled, graphed], memory = measure(bench, graphed=graphed)
+            factors: Factors = {"contender": "spen", "size": size.size, "compiled": compiled, "graphed": graphed}
+            peak = Metric(memory, "GiB", better="low")
+            cells.append(timing_row(factors, timing, operations=operations, tokens=tokens, peak_memory=peak))
+            print(f"{factors}: {tokens / timing.median / 1e6:.3f}M tokens/s", flush=True)
         del bench
         if device.type == "cuda":
             torch.cuda.empty_cache()
-    compared = 50
-    for graphed, plain in (("graphed", "plain"), ("compiled_graphed", "compiled")):
-        if graphed in losses and plain in losses:
-            pairs = list(zip(losses[graphed], losses[plain], strict=True))[:compared]
-            result[f"largest_loss_difference.{graphed}"] = max(abs(a - b) for a, b in pairs)
-            result[f"steps_compared.{graphed}"] = len(pairs)
-            result[f"first_and_last_loss.{graphed}"] = [losses[graphed][0], losses[graphed][-1]]
-    return result
-
-
-def profile(size: Size, device: torch.device, out: Path) -> str:
-    """Kernels of the compiled, graphed step by their share of GPU time."""
-    from torch.profiler import ProfilerActivity
-    from torch.profiler import profile as recorded
-
-    torch._dynamo.reset()
-    bench = Bench(size, device, compiled=device.type == "cuda", out=out)
-    run = bench.run()
-    updates = run.updates(bench.step(run, graphed=True))
-    for _ in range(20):
-        next(updates)
-    with recorded(activities=[ProfilerActivity.CUDA if device.type == "cuda" else ProfilerActivity.CPU]) as trace:
-        for _ in range(10):
-            next(updates)
-        if device.type == "cuda":
-            torch.cuda.synchronize()
-    updates.close()
-    key = "self_cuda_time_total" if device.type == "cuda" else "self_cpu_time_total"
-    return str(trace.key_averages().table(sort_by=key, row_limit=40, max_name_column_width=90))
+        if {(compiled, False), (compiled, True)} <= losses.keys():
+            curves = zip(losses[compiled, False][:COMPARED], losses[compiled, True][:COMPARED], strict=True)
+            largest = max(abs(a - b) for a, b in curves)
+            pair: dict[str, Factor] = {"pair": "steps", "size": size.size, "compiled": compiled}
+            cells.append(Row(pair, {"largest_difference": Metric(largest, "nats", better="low")}))
+            compared = min(COMPARED, len(losses[compiled, True]))
+            how = "compiled" if compiled else "not compiled"
+            checks.append(
+                f"{size.size}, {how}: losses graphed and plain at most {largest:.1e} nats apart in {compared} steps"
+            )
+    return cells, checks
 
 
 def worker(size: Size, device: torch.device, out: Path) -> None:
@@ -276,9 +255,9 @@ def answer(process: subprocess.Popen[str]) -> str:
     return line
 
 
-def measure_processes(counts: Sequence[int], seconds: float, arguments: Sequence[str], note: Any) -> dict[str, float]:
+def measure_processes(counts: Sequence[int], seconds: float, arguments: Sequence[str]) -> list[Row]:
     """Tokens per second of n processes together on one GPU."""
-    total: dict[str, float] = {}
+    cells: list[Row] = []
     with workers(max(counts), arguments) as started:
         for process in started:
             answer(process)
@@ -288,61 +267,46 @@ def measure_processes(counts: Sequence[int], seconds: float, arguments: Sequence
                 process.stdin.write(f"{seconds}\n")
                 process.stdin.flush()
             done = [json.loads(answer(process)) for process in started[:n]]
-            total[str(n)] = sum(tokens / elapsed for tokens, elapsed in done)
-            note(f"  {n} processes: {total[str(n)] / 1e6:.3f}M tokens/s")
-    return total
-
-
-def parse(sizes: Mapping[str, Size]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--device", default="auto")
-    parser.add_argument("--quick", action="store_true", help="toy sizes, also on a CPU, to see that it runs")
-    parser.add_argument("--sizes", default=",".join(sizes))
-    parser.add_argument("--processes", default=None, help="counts of processes that share the GPU; empty for none")
-    parser.add_argument("--profile", action="store_true", help="also print the kernels of the small model's step")
-    parser.add_argument("--out", type=Path, help="file for the result")
-    parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
-    return parser.parse_args()
+            together = sum(tokens / elapsed for tokens, elapsed in done)
+            cells.append(Row({"cores": n}, {"tokens_per_second": Metric(together, "tokens/s", better="high")}))
+            print(f"{n} processes: {together / 1e6:.3f}M tokens/s", flush=True)
+    return cells
 
 
 def main() -> None:
-    arguments = parse(SIZES)
+    options = parser(__doc__, quick="toy models, also on a CPU")
+    options.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
+    arguments = options.parse_args()
     sizes = QUICK_SIZES if arguments.quick else SIZES
-    device = choose_device(arguments.device)
-    if device.type == "cpu" and not arguments.quick:
-        raise SystemExit("train_small: no GPU here; --device cpu --quick runs toy models")
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
-    begun = time.perf_counter()
-
-    def note(text: str) -> None:
-        print(f"{text} [{time.perf_counter() - begun:.0f} s]", flush=True)
-
+    device = gpu_unless_quick(arguments.quick)
+    cells: list[Row] = []
+    checks: list[str] = []
     with tempfile.TemporaryDirectory() as folder, fast_matmul(device):
-        out = Path(folder)
         if arguments.worker:
-            worker(sizes["small"], device, out)
+            worker(sizes["small"], device, Path(folder))
             return
-        result: dict[str, Any] = {"script": "train_small", "torch": torch.__version__, "quick": arguments.quick}
-        result["device"] = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
         if device.type == "cuda":
-            result["matmul_flops_per_second"] = matmul_rate(device, torch.bfloat16)
-        for name in arguments.sizes.split(","):
-            note(name)
-            result[name] = measure_size(sizes[name], device, out, note)
-        counts = arguments.processes if arguments.processes is not None else ("1,2" if arguments.quick else "1,2,4,6")
-        if counts:
-            passed = ["--device", str(device), *(["--quick"] if arguments.quick else [])]
-            seconds = 0.3 if arguments.quick else 4.0
-            chosen = [int(n) for n in counts.split(",")]
-            result["processes"] = measure_processes(chosen, seconds, passed, note)
-        if arguments.profile:
-            print(profile(replace(sizes["small"], warm=20), device, out))
-    result["seconds"] = time.perf_counter() - begun
-    text = json.dumps(result)
-    if arguments.out is not None:
-        arguments.out.write_text(text + "\n", encoding="utf-8")
-    print(text)
+            cells.append(ceiling_row("matmul", matmul_rate(device, torch.bfloat16)))
+        for size in sizes.values():
+            found, said = measure_size(size, device, Path(folder))
+            cells += found
+            checks += said
+        counts, seconds = (QUICK_PROCESSES, 0.3) if arguments.quick else (PROCESSES, 4.0)
+        cells += measure_processes(counts, seconds, ["--quick"] if arguments.quick else [])
+    small = sizes["small"]
+    finish(
+        "training_small_gpu",
+        "Training steps of a small model, and of SPEN-130M, as one CUDA graph",
+        cells,
+        scale="gpu" if device.type == "cuda" else "cpu",
+        checks=checks,
+        comparisons=[Comparison(over={"graphed": False}, under={"graphed": True}, where={"contender": "spen"})],
+        notes=["Variants follow one another: only their blocks of steps are repetitions."],
+        settings={"preset": small.preset, "overrides": list(small.overrides), "vocabulary": small.vocab_size}
+        | {"sequences": small.sequences, "length": small.length},
+        quick=arguments.quick,
+        to=arguments.record,
+    )
 
 
 if __name__ == "__main__":
