@@ -1,4 +1,4 @@
-"""Imports go one way: the contract in pyproject.toml holds, notices an import that goes up, and is what the docs say."""
+"""Imports go one way: the contract holds, notices an import that goes up, and is what the docs say."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ def layers() -> list[str]:
 
 def lint(folder: Path) -> subprocess.CompletedProcess[str]:
     """`lint-imports` on the package under `folder`, as `make lint` runs it."""
-    code = "import sys; sys.path.insert(0, 'src'); from importlinter.cli import lint_imports; sys.exit(lint_imports(no_cache=True))"
+    lines = ("import sys", "from importlinter.cli import lint_imports", "sys.path.insert(0, 'src')")
+    code = "; ".join((*lines, "sys.exit(lint_imports(no_cache=True))"))
     return subprocess.run([sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, check=False)
 
 

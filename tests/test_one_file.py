@@ -1,4 +1,4 @@
-"""A mechanism and an experiment are one file each: those of CONTRIBUTING.md, through training, cells, ledger and page."""
+"""A mechanism and an experiment are one file each: those of CONTRIBUTING.md, up to the ledger and the page."""
 
 from __future__ import annotations
 

@@ -10,8 +10,7 @@ import tyro
 from rich.console import Console
 from rich.text import Text
 
-from ematrace import language_cli
-from ematrace.cli import bench, check, results
+from ematrace.cli import bench, check, language, results
 from ematrace.cli.reproduce import Reproduce, reproduce
 
 console = Console()
@@ -23,10 +22,10 @@ def commands(asked: str | None) -> dict[str, type]:
         "reproduce": Reproduce,
         "ledger": results.Ledger,
         "report": results.Report,
-        "train": language_cli.Train,
-        "eval": language_cli.Eval,
-        "generate": language_cli.Generate,
-        "stream": language_cli.adapting_stream() if asked == "stream" else language_cli.Stream,
+        "train": language.Train,
+        "eval": language.Eval,
+        "generate": language.Generate,
+        "stream": language.adapting_stream() if asked == "stream" else language.Stream,
         "check": check.Check,
         "bench": bench.Bench,
     }
@@ -39,7 +38,7 @@ def main() -> None:
     command: object = tyro.cli(
         cast(Any, Union[subcommands]),  # noqa: UP007 - made from a table, which `|` cannot be
         prog="ematrace",
-        description=sys.modules["ematrace"].__doc__,
+        description=(sys.modules["ematrace"].__doc__ or "").partition("\n")[0],
     )
     signal.signal(signal.SIGTERM, _stop)  # like Ctrl-C: workers are ended, nothing half-written is left
     try:
@@ -55,7 +54,7 @@ def main() -> None:
             case bench.Bench():
                 bench.run(command, console, error_console)
             case _:
-                language_cli.run(command, console, error_console)
+                language.run(command, console, error_console)
     except KeyboardInterrupt:
         error_console.print("\nstopped; what was finished is kept, nothing else was written")
         raise SystemExit(130) from None

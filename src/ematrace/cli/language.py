@@ -304,19 +304,11 @@ def writable(path: Path) -> None:
 
 def training_text(folder: Path, command: Eval) -> tuple[str, Any]:
     """Which part of the text to score, and the unigram model of what the language model was trained on."""
-    from ematrace.baselines.language import Unigram
+    from ematrace.baselines.language import UNIGRAM, Unigram
     from ematrace.text import open_source
-    from ematrace.text.held_out import TRAINING
-    from ematrace.train.run import UNIGRAM
+    from ematrace.text.held_out import held_out_split
 
-    trained_on = {}
-    if (folder / TRAINING).is_file():
-        try:
-            trained_on = json.loads((folder / TRAINING).read_text(encoding="utf-8"))
-        except ValueError:
-            raise ValueError(f"{folder / TRAINING}: not JSON") from None
-    held_out = trained_on.get("held_out") and trained_on["text"] == open_source(command.data).text_fingerprint()
-    split = command.split if command.split != "auto" else ("validation" if held_out else "all")
+    split = held_out_split(folder, open_source(command.data)) if command.split == "auto" else command.split
     counts = command.unigram or (folder / UNIGRAM)
     if command.unigram is None and not counts.is_file():
         return split, None
