@@ -145,8 +145,8 @@ def test_folding_keeps_the_function() -> None:
         mixer = block.mixer
         e = x - mixer.predictor.W_pred.weight.double() @ unit
         expected = mixer.W_h.weight.double() @ h.flatten() + mixer.W_e.weight.double() @ e
-        told = folded.M.double() @ torch.cat([h.flatten(), x, unit])
-        torch.testing.assert_close(told, expected, rtol=0, atol=1e-6)
+        got = folded.M.double() @ torch.cat([h.flatten(), x, unit])
+        torch.testing.assert_close(got, expected, rtol=0, atol=1e-6)
         assert torch.equal(folded.W_down_T.T, block.ffn.W_down.weight)
 
 
@@ -166,10 +166,10 @@ def test_with_topk_few_steps_differ_and_perplexity_is_the_same(n_streams: int) -
     model = make_model(d_model=64, d_ff=512, k=31)
     ids = tokens(n_streams, 400)
     expected, _ = stepped(model, ids)
-    told = decoded(CpuDecoder(model), zero_state(model, n_streams), ids)
-    close = ((told - expected).abs().amax(-1) < 1e-4).double().mean()
+    got = decoded(CpuDecoder(model), zero_state(model, n_streams), ids)
+    close = ((got - expected).abs().amax(-1) < 1e-4).double().mean()
     assert close > 0.9
-    assert perplexity(told, ids) == pytest.approx(perplexity(expected, ids), rel=1e-3)
+    assert perplexity(got, ids) == pytest.approx(perplexity(expected, ids), rel=1e-3)
 
 
 def test_streams_do_not_touch_each_other() -> None:
@@ -232,9 +232,9 @@ def test_a_zero_trace_predicts_nothing() -> None:
         model.model.embed_tokens.weight[7] = 0
     ids = torch.full((1, 3), 7)
     expected, _ = stepped(model, ids)
-    told = decoded(CpuDecoder(model), zero_state(model), ids)
-    assert told.isfinite().all()
-    torch.testing.assert_close(told, expected, rtol=0, atol=1e-5)
+    got = decoded(CpuDecoder(model), zero_state(model), ids)
+    assert got.isfinite().all()
+    torch.testing.assert_close(got, expected, rtol=0, atol=1e-5)
 
 
 def test_a_broken_state_stays_visible() -> None:
@@ -254,16 +254,16 @@ def test_products_of_every_length(dtype: torch.dtype) -> None:
     vector = torch.randn(400, generator=generator)
     flat = weights.numpy() if dtype == torch.float32 else weights.view(torch.uint16).numpy()
     for n in [*range(1, 140), 255, 256, 257]:
-        told = kernels.dot(flat, 3, vector.numpy(), 5, n)
+        got = kernels.dot(flat, 3, vector.numpy(), 5, n)
         expected = weights[3 : 3 + n].double() @ vector[5 : 5 + n].double()
-        assert told == pytest.approx(float(expected), abs=1e-5), n
+        assert got == pytest.approx(float(expected), abs=1e-5), n
 
 
 def test_gelu_is_torchs() -> None:
     values = torch.cat([torch.linspace(-12, 12, 20_001), torch.tensor([0.0, -0.0, 1e-30, 1e30, torch.inf, torch.nan])])
-    told = torch.tensor([kernels.gelu(np.float32(v)) for v in values.tolist()])
+    got = torch.tensor([kernels.gelu(np.float32(v)) for v in values.tolist()])
     expected = torch.nn.functional.gelu(values.double()).float()
-    torch.testing.assert_close(told, expected, rtol=1e-6, atol=1e-6, equal_nan=True)
+    torch.testing.assert_close(got, expected, rtol=1e-6, atol=1e-6, equal_nan=True)
     assert math.isnan(kernels.gelu(np.float32(-math.inf)))  # as torch's: -inf · 0
 
 
@@ -319,9 +319,9 @@ def test_a_stream_steps_through_its_decoder() -> None:
     model = make_model()
     decoder, ids = CpuDecoder(model, torch.bfloat16), tokens(1, 8)
     stream = SpenStream(model, decoder=decoder)
-    told = torch.stack([stream.step(int(i)) for i in ids[0]], 1)
-    assert torch.equal(told, decoded(decoder, zero_state(model), ids))
-    assert not torch.allclose(told, stepped(model, ids)[0], atol=1e-4)
+    got = torch.stack([stream.step(int(i)) for i in ids[0]], 1)
+    assert torch.equal(got, decoded(decoder, zero_state(model), ids))
+    assert not torch.allclose(got, stepped(model, ids)[0], atol=1e-4)
 
 
 def test_logits_of_a_stream_are_kept() -> None:
@@ -382,9 +382,9 @@ def test_float64_models_are_decoded_in_float32() -> None:
     model = make_model().double()
     stream, ids = SpenStream(model, decoder=CpuDecoder(model)), tokens(1, 12)
     stream.feed(ids[:, :5])
-    told = torch.stack([stream.step(i) for i in ids[0, 5:]], 1)
-    assert told.dtype == torch.float32
-    torch.testing.assert_close(told.double(), SpenStream(model).feed(ids)[:, 5:], rtol=0, atol=1e-4)
+    got = torch.stack([stream.step(i) for i in ids[0, 5:]], 1)
+    assert got.dtype == torch.float32
+    torch.testing.assert_close(got.double(), SpenStream(model).feed(ids)[:, 5:], rtol=0, atol=1e-4)
 
 
 def test_the_weights_are_those_at_building() -> None:

@@ -52,13 +52,13 @@ def test_float32_with_a_dense_feed_forward_agrees_to_1e_4() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 def test_parity_counts_what_differs(dtype: torch.dtype) -> None:
-    told = parity(make_model(dtype), tokens(1, 200))
+    got = parity(make_model(dtype), tokens(1, 200))
     bound = 1e-10 if dtype == torch.float64 else 1e-4
-    assert told.block_difference < bound
-    assert told.perplexity_ratio == pytest.approx(1, abs=1e-3)
+    assert got.block_difference < bound
+    assert got.perplexity_ratio == pytest.approx(1, abs=1e-3)
     if dtype == torch.float64:
-        assert told.max_difference < bound
-        assert told.flipped_share == 0
+        assert got.max_difference < bound
+        assert got.flipped_share == 0
 
 
 def test_parity_notices_a_stream_that_differs(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -71,18 +71,18 @@ def test_parity_notices_a_stream_that_differs(monkeypatch: pytest.MonkeyPatch) -
         return step(self, ids)
 
     monkeypatch.setattr(SpenStream, "step", forgetful)
-    told = parity(model, ids)
-    assert told.max_difference > 1e-3
-    assert told.perplexity_streamed != told.perplexity_parallel
+    got = parity(model, ids)
+    assert got.max_difference > 1e-3
+    assert got.perplexity_streamed != got.perplexity_parallel
 
 
 def test_parity_perplexity_is_that_of_the_next_token() -> None:
     model, ids = make_model(), tokens(1, 60)
-    told = parity(model, ids)
+    got = parity(model, ids)
     with torch.no_grad():
         expected = model(ids, labels=ids).loss.exp().item()
-    assert told.perplexity_parallel == pytest.approx(expected)
-    assert told.perplexity_streamed == pytest.approx(expected)
+    assert got.perplexity_parallel == pytest.approx(expected)
+    assert got.perplexity_streamed == pytest.approx(expected)
 
 
 def test_parity_counts_the_positions_where_other_units_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,9 +97,9 @@ def test_parity_counts_the_positions_where_other_units_are_kept(monkeypatch: pyt
         return (-9 * traces if x.shape[1] == 1 and calls % steps == 7 else traces), state
 
     monkeypatch.setattr("ematrace.traces.module.ema_traces", turned_once)
-    told = parity(make_model(), tokens(1, steps))
-    assert told.flipped_share == 1 / steps
-    assert told.block_difference < 1e-10  # over the other positions
+    got = parity(make_model(), tokens(1, steps))
+    assert got.flipped_share == 1 / steps
+    assert got.block_difference < 1e-10  # over the other positions
 
 
 def test_float32_with_topk_flips_only_near_ties() -> None:
@@ -129,9 +129,9 @@ def test_float32_topk_perplexity_is_the_same_within_a_tenth_of_a_percent() -> No
     ids = tokens(1, 1024)
     stream, predicted, nats = SpenStream(model), None, []
     for t in range(1024):
-        told = stream.surprise(ids[:, t : t + 1], predicted)
-        predicted = told.predicted
-        nats.append(told.nats)
+        got = stream.surprise(ids[:, t : t + 1], predicted)
+        predicted = got.predicted
+        nats.append(got.nats)
     streamed = torch.cat(nats, 1)[0, 1:].mean().exp()
     parallel = SpenStream(model).surprise(ids).nats[0, 1:].mean().exp()
     assert streamed == pytest.approx(parallel.item(), rel=1e-3)
@@ -311,9 +311,9 @@ def test_pghu_equals_its_equations(rule: PGHU) -> None:
     model, ids = make_model(), tokens(1, 40)
     logits, uncertainty = pghu_by_hand(model, rule, ids[0].tolist())
     stream = SpenStream(model, rule)
-    told = stream.surprise(ids)
-    assert told.uncertainty is not None
-    np.testing.assert_allclose(told.uncertainty[0].numpy(), uncertainty, rtol=1e-10)
+    got = stream.surprise(ids)
+    assert got.uncertainty is not None
+    np.testing.assert_allclose(got.uncertainty[0].numpy(), uncertainty, rtol=1e-10)
     np.testing.assert_allclose(SpenStream(model, rule).feed(ids)[0].numpy(), logits, atol=1e-9)
     plain = SpenStream(model).feed(ids)[0].numpy()
     assert np.abs(logits - plain).max() > 1e-3  # the rule does something

@@ -1,4 +1,4 @@
-"""Streaming on a GPU: one stream in one kernel per token, many streams as matrix products with little between them.
+"""Streaming on a GPU: one stream in one kernel per token, many streams as matmuls with little between them.
 
 Everything a token needs lies in memory that stays where it is, so a step is one CUDA graph, and greedy reading-on is a
 chain of them without the CPU in between.
@@ -191,7 +191,7 @@ class OneKernel:
             return torch.stack([gpu_kernels.pack_pairs(matrix, parts) for matrix in matrices])
 
         blocks = weights.blocks
-        # LN(c) = (c - mean) / deviation * weight + bias: weight and bias go into W_up, the rest follows the product.
+        # LN(c) = (c - mean) / deviation * weight + bias: weight and bias go into W_up, the rest follows the matmul.
         up = [(block.W_up * block.norm_weight).bfloat16() for block in blocks]
         up_sums = [
             torch.stack([scaled.double().sum(1), block.W_up.double() @ block.norm_bias.double()]).float()
@@ -278,7 +278,7 @@ class OneKernel:
 
 
 def _usable_programs(limit: int, d: int, d_ff: int) -> int:
-    """The largest number of programs of which each has rows of every product: what has none might miss an exchange."""
+    """The largest number of programs of which each has rows of every matrix: what has none might miss an exchange."""
 
     def all_have_some(n: int) -> bool:
         return all((n - 1) * -(-rows // n) < rows for rows in (d, d_ff))
@@ -287,9 +287,9 @@ def _usable_programs(limit: int, d: int, d_ff: int) -> int:
 
 
 class Products:
-    """Any number of streams: three matrix products a block, and what lies between them in three kernels.
+    """Any number of streams: three matmuls per block, and what lies between them in three kernels.
 
-    With few streams the context's product and W_down's have fewer tiles than the GPU has multiprocessors; `split`
+    With few streams the context's matmul and W_down's have fewer tiles than the GPU has multiprocessors; `split`
     divides their sums into that many parts, which the following kernel adds.
     """
 
@@ -316,7 +316,7 @@ class Products:
         ]
         self._norm = (weights.norm_weight, weights.norm_bias)
         self._embedding = weights.embedding.to(dtype)
-        # A head whose width is a multiple of 64 keeps the product on the fast path; the added columns are never read.
+        # A head whose width is a multiple of 64 keeps the matmul on the fast path; the added columns are never read.
         self._head = F.pad(weights.head.to(dtype), (0, 0, 0, -config.vocab_size % 64))
         self._x = torch.empty(B, d, device=device)
         self._added = torch.empty(split, B, d, device=device)
@@ -371,7 +371,7 @@ class Products:
 
 
 def _multiply(a: Tensor, W: Tensor, out: Tensor) -> None:
-    """a [B, K] times W [N, K] transposed, summed in float32 into out [split, B, N], which add up to the product."""
+    """a [B, K] times W [N, K] transposed, summed in float32 into out [split, B, N], which add up to the result."""
     split = len(out)
     if split == 1:
         if a.dtype == torch.float32:

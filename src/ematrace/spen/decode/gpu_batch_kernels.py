@@ -1,4 +1,4 @@
-"""What lies between the matrix products when many streams are decoded together: two kernels, a program for a stream."""
+"""What lies between the matmuls when many streams are decoded together: two kernels, one program per stream."""
 
 # mypy: disallow-untyped-decorators=false, disallow-untyped-defs=false, disallow-incomplete-defs=false
 # mypy: disable-error-code="assignment,misc,unreachable"

@@ -1,8 +1,8 @@
 """One token of one stream through all of SPEN in one kernel.
 
-A token needs three products a block, each of which needs all of the one before it. As kernels of their own they would
+A token needs three matmuls per block, each of which needs all of the one before it. As kernels of their own they would
 be too short to fill the memory's pipeline, so one kernel keeps a program on every multiprocessor for the whole token:
-each owns some rows of every matrix and fetches those of the next product while it waits for the results of the others.
+each owns some rows of every matrix and fetches those of the next matmul while it waits for the results of the others.
 It fetches no further ahead: a warp counts its loads on so few counters that whoever waits for the exchanged numbers
 waits for all weights that were asked for before them, too.
 
@@ -320,7 +320,7 @@ def decode_token(
             c_own = x_own + _product(w_mix, v_low * unit, v_high * unit)
             tl.store(c_ptr + row_d, _word(c_own), mask=own_d)
 
-        if _UNITS & PARTS:  # z = GELU(W_up LN(c)), the norm taken out of the product
+        if _UNITS & PARTS:  # z = GELU(W_up LN(c)), the norm taken out of the matmul
             row_sum = tl.load(up_sums_ptr + layer * 2 * D_FF + row_ff, mask=own_ff, other=0.0)
             offset = tl.load(up_sums_ptr + (layer * 2 + 1) * D_FF + row_ff, mask=own_ff, other=0.0)
             _await(c_ptr, D, BLOCK_D, status_ptr)

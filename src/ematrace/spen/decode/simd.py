@@ -165,7 +165,7 @@ def _address_of_yield():
 
 
 _YIELD = _address_of_yield()
-if _YIELD is not None:  # told to LLVM by name, so that code compiled by another process finds it, too
+if _YIELD is not None:  # known to LLVM by name, so that code compiled by another process finds it, too
     binding.add_symbol("ematrace_yield", _YIELD)
 
 
