@@ -245,7 +245,9 @@ def test_without_missing_keeps_what_can_run(monkeypatch):
     monkeypatch.setattr(planning, "_sees_gpu", lambda request: False)
     plan = make_plan(Request(("position", "spen_streaming"))).without_missing()
     assert [unit.experiment for unit in plan.units] == ["position"]
-    assert not plan.missing
+    assert list(plan.missing) == ["spen_streaming"]
+    assert "1 unit to run" in plan.describe(())
+    assert "missing: spen_streaming needs" in plan.describe(())
 
 
 def test_dry_run_says_counts_time_and_what_is_missing(away, capsys, monkeypatch):

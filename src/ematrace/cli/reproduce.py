@@ -47,16 +47,19 @@ def reproduce(command: Reproduce, console: Console, error_console: Console) -> N
 
     claims = load_claims()
     plan = make_plan(replace(command, names=experiments_for(command.names, claims)))
-    if not command.names and not command.dry_run and plan.missing:
-        error_console.print(f"left out: {plan.needs_text(())}", soft_wrap=True, markup=False, highlight=False)
+    if not command.names:
         plan = plan.without_missing()
     if command.dry_run:
         console.print(plan.describe(command.names), soft_wrap=True, markup=False, highlight=False)
         return
-    if plan.missing:
+    if plan.missing and command.names:
         raise ValueError(plan.needs_text(command.names))
-    with unit_bars({unit: unit.seconds for unit in plan.to_run}, console) as progress:
-        failed = run(plan.to_run, command.out, engine=command.engine, jobs=command.jobs, progress=progress)
+    if plan.missing:
+        error_console.print(f"left out: {plan.needs_text(())}", soft_wrap=True, markup=False, highlight=False)
+    failed = {}
+    if plan.to_run:
+        with unit_bars({unit: unit.seconds for unit in plan.to_run}, console) as progress:
+            failed = run(plan.to_run, command.out, engine=command.engine, jobs=command.jobs, progress=progress)
     claims |= own_claims(command.names)
     show_ledger(Ledger(local=command.out), console, claims)
     if command.report is not None:

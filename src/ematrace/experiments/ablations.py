@@ -33,4 +33,4 @@ def measure(ctx: Context, **grammar: Any) -> list[Row]:
     ]
 
 
-EXPERIMENT = grammar_experiment("ablations", "Ablations and levels", measure, seconds=20)
+EXPERIMENT = grammar_experiment("ablations", "Ablations and levels", measure, seconds=40)

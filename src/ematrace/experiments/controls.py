@@ -60,4 +60,4 @@ def majority(task: GrammarTask) -> Probed:
     return Probed(within, transfer)
 
 
-EXPERIMENT = grammar_experiment("controls", "What simpler features carry", measure, seconds=40)
+EXPERIMENT = grammar_experiment("controls", "What simpler features carry", measure, seconds=18)

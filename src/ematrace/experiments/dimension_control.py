@@ -49,4 +49,4 @@ def measure(ctx: Context, **grammar: Any) -> list[Row]:
     return rows
 
 
-EXPERIMENT = grammar_experiment("dimension_control", "Information, not dimensionality", measure, seconds=20)
+EXPERIMENT = grammar_experiment("dimension_control", "Information, not dimensionality", measure, seconds=9)

@@ -76,5 +76,5 @@ def sparse_code(drive: Floats, k: int) -> Floats:
 
 
 EXPERIMENT = grammar_experiment(
-    "distances", "Do sparse codes keep distances?", measure, quick_draws=QUICK_DRAWS, seconds=3
+    "distances", "Do sparse codes keep distances?", measure, quick_draws=QUICK_DRAWS, seconds=2
 )

@@ -115,4 +115,4 @@ def score(guesses: npt.ArrayLike, answers: npt.ArrayLike) -> Metric:
     return accuracy(float(right.mean()), len(right))
 
 
-EXPERIMENT = grammar_experiment("lag_decoding", "What the trace keeps of words", measure, seconds=30)
+EXPERIMENT = grammar_experiment("lag_decoding", "What the trace keeps of words", measure, seconds=14)

@@ -57,4 +57,4 @@ class Swap:
         return str(choices[rng.integers(len(choices))])
 
 
-EXPERIMENT = grammar_experiment("shortcuts", "Word or context?", measure, group="bigru", seconds=30)
+EXPERIMENT = grammar_experiment("shortcuts", "Word or context?", measure, group="bigru", seconds=25)

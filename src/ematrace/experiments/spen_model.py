@@ -78,5 +78,5 @@ EXPERIMENT = Experiment(
     measure=measure,
     data="builtin",
     settings={"preset": "spen-tiny", "tokens": 1_000_000, "positions": 4096},
-    seconds=150,
+    seconds=85,
 )

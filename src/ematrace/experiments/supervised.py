@@ -28,4 +28,4 @@ def measure(ctx: Context, **grammar: Any) -> list[Row]:
     return rows
 
 
-EXPERIMENT = grammar_experiment("supervised", "Against supervision", measure, group="bigru", seconds=150)
+EXPERIMENT = grammar_experiment("supervised", "Against supervision", measure, group="bigru", seconds=190)

@@ -51,5 +51,5 @@ def control_task(task: GrammarTask) -> dict[str, str]:
 
 
 EXPERIMENT = grammar_experiment(
-    "trace_probe", "Which representation carries roles", measure, quick_draws=QUICK_DRAWS, seconds=10
+    "trace_probe", "Which representation carries roles", measure, quick_draws=QUICK_DRAWS, seconds=8
 )

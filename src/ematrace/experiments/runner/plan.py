@@ -35,8 +35,8 @@ class Plan:
         return tuple(unit for unit in self.units if unit not in self.there)
 
     def without_missing(self) -> Plan:
-        """Only what can run here."""
-        return replace(self, units=tuple(u for u in self.units if u.experiment not in self.missing), missing={})
+        """Only the units that can run here; what the others miss is still known."""
+        return replace(self, units=tuple(unit for unit in self.units if unit.experiment not in self.missing))
 
     def needs_text(self, asked: Sequence[str]) -> str:
         """One line: what is missing, and the command with everything in it that can be said; `asked` are its names."""
@@ -49,8 +49,10 @@ class Plan:
         if request.scale == "gpu":
             options["--scale gpu"] = None
         if request.data is not None:
-            options.setdefault(f"--data {shlex.quote(request.data)}")
-        return f"{'; '.join(lines)}: {' '.join([COMMAND, *asked, *options])}"
+            options[f"--data {shlex.quote(request.data)}"] = None
+        if request.engine != "local":
+            options[f"--engine {request.engine}"] = None
+        return f"{'; '.join(lines)}: {' '.join([COMMAND, *map(shlex.quote, asked), *options])}"
 
     def describe(self, asked: Sequence[str]) -> str:
         """What would run, in lines for people."""
@@ -61,10 +63,11 @@ class Plan:
         for name in dict.fromkeys(unit.experiment for unit in self.units):
             each = max(unit.seconds for unit in self.units if unit.experiment == name)
             lines.append(f"{name:{max(width, 10)}}  {to_run[name]:6}  {there[name]:5}  {each:12.0f}")
-        lines.append(f"{len(self.to_run)} units to run, {len(self.there)} already in {self.request.out}")
+        count = len(self.to_run)
+        lines.append(f"{count} unit{'' if count == 1 else 's'} to run, {len(self.there)} already in {self.request.out}")
         phases = phases_of(self.to_run, self.request.jobs)
         if phases:
-            most = max(phase.workers for phase in phases)
+            most = max(min(phase.workers, len(phase.jobs)) for phase in phases)
             seconds = expected_seconds(self.to_run, self.request.jobs)
             lines.append(f"expected time: {duration(seconds)} in {most} {'process' if most == 1 else 'processes'}")
         lines.append(f"missing: {self.needs_text(asked)}" if self.missing else "missing: nothing")
