@@ -200,6 +200,18 @@ def test_a_module_of_the_working_directory_runs_in_the_workers(away):
     assert executions(away / "mypackage")["2 0"] == 1
 
 
+@pytest.mark.parametrize(("jobs", "processes"), [(None, 1), (3, 3)])
+def test_units_for_a_gpu_run_one_at_a_time_unless_they_are_to_share_it(away, monkeypatch, jobs, processes):
+    """The workers here do not look for the GPU that they were promised."""
+    monkeypatch.setattr("ematrace.experiments.runner.plan._sees_gpu", lambda request: True)
+    write_own(away, widths="[2, 3, 4]", options='needs="gpu"')
+    assert run_request(squares(seeds=1, jobs=jobs, scale="gpu", settings=("sleep=0.5",))) == {}
+    files = files_in(away / "out")
+    assert set(files) == {f"squares/width-{width}_seed-0_gpu.json" for width in (2, 3, 4)}
+    assert len({file.cells[0].metrics["process"].value for file in files.values()}) == processes
+    assert all("--scale gpu" in file.provenance.command for file in files.values())
+
+
 @pytest.fixture(scope="module")
 def grammar_run(tmp_path_factory):
     """Two seeds of three experiments and two drawn grammars, in two processes: one start for all checks."""
