@@ -11,7 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from torch import nn
 
+from ematrace.mixers import Mixer, register_mixer
+from ematrace.models import SkeletonConfig, SkeletonForCausalLM
 from ematrace.train import build_model
 from test_language_cli import call
 
@@ -59,7 +62,7 @@ TRAIN = [
         "cpu",
     ),
     *("--sequences", "4", "--length", "64", "--tokenizer", "bpe", "--vocab-size", "300"),
-    *("--overrides", "mixer=mymixer:Mine", 'mixer_options={"scale": 0.2}', "d_model=16", "d_ff=32", "k=4"),
+    *("--overrides", "mixer=summixer:Mine", 'mixer_options={"scale": 0.2}', "d_model=16", "d_ff=32", "k=4"),
 ]
 
 
@@ -67,7 +70,7 @@ TRAIN = [
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A trained run beside the file of its mixer."""
     here = tmp_path_factory.mktemp("own")
-    (here / "mymixer.py").write_text(MIXER)
+    (here / "summixer.py").write_text(MIXER)
     (here / "text.txt").write_text("the cat sat on the mat and looked at the moon\n" * 400)
     done = ematrace(here, *TRAIN)
     assert done.returncode == 0, done.stderr
@@ -86,7 +89,7 @@ def test_the_config_names_it(folder: Path) -> None:
     config = json.loads((folder / "run" / "model" / "config.json").read_text())
     assert (config["model_type"], config["mixer"], config["mixer_options"]) == (
         "ematrace",
-        "mymixer:Mine",
+        "summixer:Mine",
         {"scale": 0.2},
     )
     lines = [json.loads(line) for line in (folder / "run" / "metrics.jsonl").read_text().splitlines()]
@@ -100,20 +103,20 @@ def test_a_command_loads_it_only_when_it_is_named(folder: Path) -> None:
     refused = ematrace(folder, *evaluate)
     assert refused.returncode == 2
     error = " ".join(refused.stderr.split())
-    assert "mixer 'mymixer:Mine' is not part of ematrace; if you trust it, name it: --mixer mymixer:Mine" in error
+    assert "mixer 'summixer:Mine' is not part of ematrace; if you trust it, name it: --mixer summixer:Mine" in error
     assert "Traceback" not in error
-    done = ematrace(folder, *evaluate, "--mixer", "mymixer:Mine")
+    done = ematrace(folder, *evaluate, "--mixer", "summixer:Mine")
     assert done.returncode == 0, done.stderr
     assert 1 < json.loads(done.stdout)["perplexity"] < 300  # better than no idea at all
 
 
 def test_the_other_commands_take_its_name(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     monkeypatch.chdir(folder)
-    options = ("--device", "cpu", "--mixer", "mymixer:Mine")
+    options = ("--device", "cpu", "--mixer", "summixer:Mine")
     assert call(monkeypatch, "generate", "run", "the cat", "--max-new-tokens", "3", *options) == 0
     assert capsys.readouterr().out.startswith("the cat")
-    assert call(monkeypatch, "generate", "run", "the cat", *options[:-1], "mymixer:Yours") == 2
-    assert "mymixer has no class Yours" in " ".join(capsys.readouterr().err.split())
+    assert call(monkeypatch, "generate", "run", "the cat", *options[:-1], "summixer:Yours") == 2
+    assert "summixer has no class Yours" in " ".join(capsys.readouterr().err.split())
     assert call(monkeypatch, "stream", "run", *options) == 2
     assert "only a SPEN has a state to stream with" in " ".join(capsys.readouterr().err.split())
     assert call(monkeypatch, *TRAIN, "--resume", "auto") == 0
@@ -122,11 +125,11 @@ def test_the_other_commands_take_its_name(folder: Path, monkeypatch: pytest.Monk
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (("mixer=mymixer:Yours",), "mymixer has no class Yours"),
+        (("mixer=summixer:Yours",), "summixer has no class Yours"),
         (("mixer=nomodule:X",), "cannot import nomodule"),
         (("mixer=unheard_of",), "no mixer 'unheard_of'; there are: attention"),
         (("mixer=3",), "SkeletonConfig.mixer is 3; it must be the name of a mixer"),
-        (("mixer=mymixer:Mine", 'mixer_options={"size": 3}'), "has no option 'size'"),
+        (("mixer=summixer:Mine", 'mixer_options={"size": 3}'), "has no option 'size'"),
         (("mixers=ema",), "field 'mixers': the configuration of skeleton-tiny has no such field"),
     ],
 )
@@ -137,3 +140,26 @@ def test_what_cannot_be_built_is_one_line(
     with pytest.raises(ValueError, match=re.escape(message)) as refused:
         build_model("skeleton-tiny", 300, 0, overrides)
     assert "\n" not in str(refused.value)
+
+
+def test_its_author_s_initial_weights_are_kept() -> None:
+    class Zeros(Mixer):
+        def __init__(self, d_model: int) -> None:
+            super().__init__(d_model)
+            self.norm = nn.LayerNorm(d_model, bias=False)
+            self.W = nn.Linear(d_model, d_model, bias=False)
+            nn.init.zeros_(self.W.weight)
+
+        def forward(self, x: Any, state: Any = None, *, mask: Any = None, cu_seqlens: Any = None) -> Any:
+            return self.W(self.norm(x)), None
+
+        def state_size(self, seq_len: int) -> int:
+            return 0
+
+        def flops(self, seq_len: int) -> float:
+            return 2.0 * self.W.weight.numel()
+
+    register_mixer("own:Zeros", Zeros)
+    model = SkeletonForCausalLM(SkeletonConfig.preset("skeleton-tiny", mixer="own:Zeros", vocab_size=32))
+    assert not any(block.mixer.W.weight.any() for block in model.model.layers)
+    assert model.model.layers[0].ffn.W_up.weight.any()  # ours are drawn as ever

@@ -54,11 +54,12 @@ def test_the_experiment_reaches_cells_ledger_and_page(folder: Path) -> None:
     cells = [json.loads(path.read_text()) for path in files]
     assert {cell["factors"]["mixer"] for cell in cells} == {"none", f"{MIXER}:RunningSum"}
     assert "X1" in done.stdout
+    assert f"ematrace reproduce ./{EXPERIMENT}.py" in (folder / "report.html").read_text(encoding="utf-8")
     page = (folder / "report.html").read_text(encoding="utf-8")
     assert "A running sum as the only context beats no context." in page
     assert EXPERIMENT in page
     again = ematrace(folder, "reproduce", f"./{EXPERIMENT}.py", "--seeds", "2", "--dry-run")
-    assert "4" in again.stdout
+    assert "0 units to run, 4 already" in again.stdout
     assert {path.name for path in folder.iterdir()} - {"__pycache__"} == {
         *(f"{MIXER}.py", f"{EXPERIMENT}.py", "results", "report.html", "cache"),
     }

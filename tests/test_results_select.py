@@ -205,6 +205,12 @@ class TestEvidence:
         assert chosen(three, local=two) == (0.3,) * 3
         assert chosen(two, local=three) == (0.3,) * 3
 
+    def test_other_settings_are_no_evidence_beside_recorded_cells(self) -> None:
+        """With as many seeds or more, a toy run is no evidence. Where nothing is recorded it is all there is."""
+        toy = [run(0.1, seed, settings={"tokens": 10}) for seed in range(2)]
+        assert chosen([run(0.8)], local=toy[:1]) == chosen([run(0.8)], local=toy) == (0.8,)
+        assert chosen([], local=toy) == (0.1, 0.1)
+
     def test_a_tie_goes_to_this_machine_even_if_older(self) -> None:
         assert chosen([run(0.9, date=NEW)], local=[run(0.1, date=OLD)]) == (0.1,)
 

@@ -329,3 +329,20 @@ def test_points_of_a_factorial_are_all_combinations():
     assert points[:4] == [Point({"a": a, "b": b}, 0) for a in (1, 2) for b in ("x", "y")]
     assert len(points) == 8
     assert list(factorial()("cpu", 2)) == [Point({}, 0), Point({}, 1)]
+
+
+def test_another_version_of_ones_own_file_is_another_measurement(away):
+    write_own(away)
+    before = make_plan(Request(("./squares.py",), seeds=1)).units
+    path = away / "squares.py"
+    path.write_text(path.read_text() + "\n# changed\n")
+    after = make_plan(Request(("./squares.py",), seeds=1)).units
+    assert keys(before) == keys(after)
+    assert all(b.settings != a.settings for b, a in zip(before, after, strict=True))
+
+
+@pytest.mark.parametrize("option", ["only", "settings"])
+def test_a_name_given_twice_is_refused(away, option):
+    write_own(away)
+    with pytest.raises(ValueError, match="given twice"):
+        make_plan(Request(("./squares.py",), **{option: ("width=2", "width=3")}))

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from ematrace.traces import EMATraces, ema_traces
 
 __all__ = ["EMATraces", "__version__", "ema_traces"]
-__version__ = "0.1.0"
+__version__ = "0.2.0.dev0"
 
 
 def __getattr__(name: str) -> Any:

@@ -26,14 +26,18 @@ class Check:
     d_model: int = 16
     """Channels of the inputs."""
     device: str = "cpu"
-    """cpu or cuda."""
+    """cpu, cuda or cuda:N; auto is a GPU where there is one."""
 
 
 def check(command: Check, console: Console) -> None:
     from ematrace.mixers.conformance import CHECKS, run_check, subject_of
+    from ematrace.train.distributed import choose_device
     from ematrace.train.models import parse_overrides
 
-    subject = subject_of(command.mixer, command.d_model, command.device, parse_overrides(command.options))
+    options = parse_overrides(command.options)
+    for name in options.keys() & {"d_model", "name"}:
+        raise ValueError(f"--options: '{name}' is not an option of a mixer")
+    subject = subject_of(command.mixer, command.d_model, str(choose_device(command.device)), options)
     subject.mixer()  # a name or an option that is wrong is found out before any check
     failed = 0
     for name in track(CHECKS, "checking", console=console, transient=True, disable=not console.is_terminal):

@@ -46,6 +46,7 @@ def reproduce(command: Reproduce, console: Console, error_console: Console) -> N
     from ematrace.report.progress import unit_bars
 
     claims = load_claims()
+    all_claims = claims | own_claims(command.names)  # a claim that is wrong is found out before anything runs
     plan = make_plan(replace(command, names=experiments_for(command.names, claims)))
     if not command.names:
         plan = plan.without_missing()
@@ -60,12 +61,11 @@ def reproduce(command: Reproduce, console: Console, error_console: Console) -> N
     if plan.to_run:
         with unit_bars({unit: unit.seconds for unit in plan.to_run}, console) as progress:
             failed = run(plan.to_run, command.out, engine=command.engine, jobs=command.jobs, progress=progress)
-    claims |= own_claims(command.names)
-    show_ledger(Ledger(local=command.out), console, claims)
-    if command.report is not None:
-        write_page(Report(out=command.report, local=command.out), console, claims)
     for unit, why in failed.items():
         error_console.print(Text.assemble(("failed: ", "red"), f"{unit.label}: {why}"), soft_wrap=True)
+    show_ledger(Ledger(local=command.out), console, all_claims)
+    if command.report is not None:
+        write_page(Report(out=command.report, local=command.out), console, all_claims)
     if failed:
         raise SystemExit(1)
 
@@ -113,5 +113,7 @@ def own_claims(names: Sequence[str]) -> Claims:
     claims = Claims(())
     for name in names:
         if is_own(name) and (text := find_experiment(name).claims):
-            claims |= parse_claims(text, name)
+            found = parse_claims(text, name)
+            own = tuple(replace(claim, command=f"ematrace reproduce {name}") for claim in found)
+            claims |= replace(found, claims=own)
     return claims

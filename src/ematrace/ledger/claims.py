@@ -89,6 +89,8 @@ class Claim:
     direction: tuple[Direction, ...] = ()
     figure: tuple[PaperFigure, ...] = ()
     not_testable: str | None = None
+    command: str = ""
+    """What tests it; by default `ematrace reproduce ID`."""
 
     @property
     def selectors(self) -> tuple[Selector, ...]:

@@ -134,7 +134,7 @@ def build_ledger(table: Table, claims: Claims | None = None) -> list[LedgerRow]:
                 **{field.name: getattr(finding, field.name) for field in fields(Finding)},
                 id=claim.id,
                 paper=claim.paper,
-                command=f"ematrace reproduce {claim.id}",
+                command=claim.command or f"ematrace reproduce {claim.id}",
                 claim=claim.claim,
                 fitted=claim.fitted,
                 robustness=measure_robustness(claim, draws),

@@ -54,4 +54,8 @@ def mixer_of(config: ModelConfig) -> Mixer:
     """The mixer that a config names. A config is data: a class from outside is taken only if it is registered."""
     skeleton = config.skeleton()
     registered_mixer(skeleton.mixer)  # refuses a name that nobody has agreed to; `build_mixer` would import it
-    return build_mixer(skeleton.mixer, d_model=config.d_model, **skeleton.mixer_options)
+    mixer = build_mixer(skeleton.mixer, d_model=config.d_model, **skeleton.mixer_options)
+    if not type(mixer).__module__.startswith("ematrace."):
+        for module in mixer.modules():  # its author chose its initial weights: transformers leaves them alone
+            module._is_hf_initialized = True  # type: ignore[assignment]
+    return mixer

@@ -57,8 +57,10 @@ class SkeletonPreTrainedModel(PreTrainedModel):
         if isinstance(module, nn.Linear | nn.Embedding):
             init.normal_(module.weight, mean=0.0, std=std * getattr(module, "initial_scale", 1.0))
         elif isinstance(module, nn.LayerNorm):
-            init.ones_(module.weight)
-            init.zeros_(module.bias)
+            if module.weight is not None:
+                init.ones_(module.weight)
+            if module.bias is not None:
+                init.zeros_(module.bias)
 
     @classmethod
     def from_pretrained(cls, *args: Any, **kwargs: Any) -> Any:

@@ -116,7 +116,7 @@ class Table:
     """Cells to select from.
 
     For each experiment the evidence is the cells of one origin (recorded or this machine's) and scale: those with the
-    most seeds, then this machine's, then the newest.
+    most seeds, then this machine's, then the newest. Beside recorded cells, only local ones of the same settings count.
     """
 
     def __init__(self, cells: Iterable[StoredCell]) -> None:
@@ -129,7 +129,17 @@ class Table:
         origins: dict[str, dict[tuple[bool, str], list[StoredCell]]] = defaultdict(lambda: defaultdict(list))
         for stored in self.cells:
             origins[stored.cell.experiment][stored.local, stored.cell.scale].append(stored)
-        return {name: tuple(_best(found.values())) for name, found in origins.items()}
+        return {name: tuple(_best(self._comparable(found))) for name, found in origins.items()}
+
+    def _comparable(self, origins: Mapping[tuple[bool, str], list[StoredCell]]) -> list[list[StoredCell]]:
+        """Beside recorded cells, this machine's count only if they were measured with the settings of recorded ones:
+        a toy run is no evidence."""
+        recorded = {self._settings_key(s) for (local, _), cells in origins.items() if not local for s in cells}
+        groups = []
+        for (local, _), cells in origins.items():
+            kept = [s for s in cells if self._settings_key(s) in recorded] if local and recorded else cells
+            groups += [kept] if kept else []
+        return groups
 
     @cached_property
     def _with_metric(self) -> Mapping[tuple[str, str], list[StoredCell]]:

@@ -53,9 +53,14 @@ class SpenStream:
     A decoder and the model differ by rounding; on a GPU the decoder's weights are bfloat16. It keeps the weights that
     the model had when it was built, at the first step; after a change of weights, call `reset`.
 
-    >>> stream = SpenStream(model)                   # doctest: +SKIP
-    >>> logits = stream.feed(prompt_ids)[:, -1]      # doctest: +SKIP
-    >>> logits = stream.step(logits.argmax(-1))      # doctest: +SKIP
+    >>> from ematrace.spen import SpenConfig
+    >>> model = SpenForCausalLM(SpenConfig(vocab_size=32, d_model=16, d_ff=32, n_layers=2, n_heads=2, k=4))
+    >>> stream = SpenStream(model, decoder=None)
+    >>> logits = stream.feed([3, 1, 4])[:, -1]
+    >>> stream.step(logits.argmax(-1)).shape
+    torch.Size([1, 32])
+    >>> stream.state_bytes()  # 2 blocks x 3 traces x 16 channels x 4 bytes, however long the text
+    384
     """
 
     def __init__(
@@ -85,8 +90,7 @@ class SpenStream:
         self.cache = MixerCache.empty(self.model.config.n_layers)
         self.fast_weights: list[FastWeights] = []
         self._decoding: tuple[MixerCache, Tensor] | None = None
-        if self._chosen_for is not None and self._chosen_for[1] != _versions(self.model):
-            self._chosen_for = None
+        self._chosen_for = None  # weights may have changed, layers may have been hooked
 
     def snapshot(self) -> tuple[MixerCache, list[FastWeights]]:
         """The state as it is now. Reading on makes new tensors and leaves these alone, so nothing is copied."""

@@ -65,6 +65,7 @@ def build_model(
 
     A mixer named in `overrides` is imported: whoever names it there wants it to run.
     """
+    from huggingface_hub.errors import StrictDataclassError
     from transformers import AutoModelForCausalLM
 
     presets = model_presets()
@@ -81,7 +82,11 @@ def build_model(
     settings = {**chosen.fields, "vocab_size": vocab_size, "eos_token_id": eos_id, "bos_token_id": eos_id}
     if chosen.length_field is not None:
         settings[chosen.length_field] = length
-    return AutoModelForCausalLM.from_config(chosen.config(**settings | changes), trust_remote_code=False)
+    try:
+        config = chosen.config(**settings | changes)
+    except StrictDataclassError as error:
+        raise ValueError(f"overrides: {' '.join(str(error).split())}") from error
+    return AutoModelForCausalLM.from_config(config, trust_remote_code=False)
 
 
 def _import_mixer(name: str) -> None:
@@ -108,7 +113,7 @@ def parse_overrides(overrides: Iterable[str]) -> dict[str, Any]:
             raise ValueError(f"overrides: field '{name}': given twice")
         try:
             changes[name] = json.loads(text)
-        except json.JSONDecodeError:
+        except (json.JSONDecodeError, RecursionError):
             changes[name] = text
     return changes
 

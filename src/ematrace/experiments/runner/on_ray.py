@@ -90,6 +90,8 @@ class RayEngine:
                         continue
                     except ray.exceptions.RayError as error:  # the machine, the process or what it sent is lost
                         del running[stream]
+                        if not left:  # it died after its last result
+                            continue
                         losses[left[0]] += 1
                         if losses[left[0]] >= MOST_LOSSES or isinstance(error, ray.exceptions.RayTaskError):
                             yield Failed(left.popleft(), f"its worker died: {' '.join(str(error).split())[:300]}")

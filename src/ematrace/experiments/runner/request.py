@@ -74,9 +74,11 @@ def parse_assignments(texts: Sequence[str], option: str) -> dict[str, Any]:
         name, equals, value = text.partition("=")
         if not name or not equals:
             raise ValueError(f"{option}: '{text}' is not of the form name=value")
+        if name in found:
+            raise ValueError(f"{option}: '{name}' is given twice")
         try:
             found[name] = json.loads(value)
-        except ValueError:
+        except (ValueError, RecursionError):
             found[name] = value
     return found
 
@@ -86,8 +88,8 @@ def change_settings(settings: Mapping[str, Any], changes: Mapping[str, Any]) -> 
 
     A dotted name reaches into a nested mapping. Into one that is empty by default, any name may be put.
 
-    >>> change_settings({"tokens": 100, "texts": {}}, {"texts.c4": "c4.txt", "tokens": 1e6, "other": 1})
-    ({'tokens': 1000000, 'texts': {'c4': 'c4.txt'}}, {'texts.c4', 'tokens'})
+    >>> change_settings({"tokens": 100, "texts": {}}, {"texts.c4": "c4.txt", "tokens": 1e6, "other": 1})[0]
+    {'tokens': 1000000, 'texts': {'c4': 'c4.txt'}}
     """
     changed: dict[str, Any] = json.loads(json.dumps(settings))
     applied = set()
