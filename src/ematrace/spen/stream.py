@@ -82,7 +82,7 @@ class SpenStream:
             if pghu is not None:
                 raise ValueError("pghu and decoder exclude each other: a decoder's weights do not adapt")
             self.decoder = decoder
-        self._chosen_for: tuple[object, ...] | None = None
+        self._chosen_for: int | None = None
         self.reset()
 
     def reset(self) -> None:
@@ -190,10 +190,10 @@ class SpenStream:
         if n_steps > DECODED_STEPS.get(ids.device.type, 1):
             return None
         if self._automatic and self.pghu is None:
-            known = self._chosen_for is not None and self._chosen_for[0] == n_streams
+            known = self._chosen_for == n_streams
             if not known:
                 self.decoder = applicable_decoder(self.model, n_streams)
-                self._chosen_for = (n_streams, _versions(self.model))
+                self._chosen_for = n_streams
         return self.decoder
 
     def _decode(self, decoder: Decoder, ids: Tensor) -> Tensor:
@@ -229,8 +229,3 @@ class SpenStream:
         self.cache.seen_tokens += 1
         uncertainty = torch.stack([weights.uncertainty(rule) for weights in self.fast_weights]).mean(0)
         return backbone.norm(x), uncertainty.unsqueeze(1)
-
-
-def _versions(model: SpenForCausalLM) -> tuple[tuple[int, int], ...]:
-    """Changes when weights do, in place or by others in their place."""
-    return tuple((p.data_ptr(), p._version) for p in model.parameters())

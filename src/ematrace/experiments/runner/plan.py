@@ -151,9 +151,9 @@ def _unit(
     data = None if experiment.data is None else request.data or experiment.data
     if data is not None:
         resolved["data"] = data
-    if is_own(reference):  # its author is still changing it: what another version measured is measured again
-        source = Path(inspect.getfile(experiment.measure)).read_bytes()
-        resolved["source_sha256"] = hashlib.sha256(source).hexdigest()[:16]
+    if is_own(reference):  # its author may change it: what another `measure` found is measured again
+        source = inspect.getsource(experiment.measure)
+        resolved["measure_sha256"] = hashlib.sha256(source.encode()).hexdigest()[:16]
     own = file_name(point.factors, point.seed, scale)
     return Unit(
         experiment=experiment.name,
