@@ -94,19 +94,27 @@ def _sync(path: Path) -> None:
 
 
 def verify(folder: Path) -> None:
-    """Every file that the manifest lists is there, with its size and its SHA-256; else `DamagedCheckpoint`."""
+    """The folder is as its manifest says, which lists what a checkpoint needs; else `DamagedCheckpoint`."""
+    listed = verify_manifest(folder)
+    if STATE not in listed or OPTIMISER not in listed:
+        missing = STATE if STATE not in listed else OPTIMISER
+        raise DamagedCheckpoint(f"{folder / MANIFEST}: field 'files': lists no {missing}")
+
+
+def verify_manifest(folder: Path) -> set[str]:
+    """Names of the files that the manifest lists; each is there, with its size and its SHA-256."""
     manifest = folder / MANIFEST
     try:
         files = json.loads(manifest.read_text(encoding="utf-8"))["files"]
         listed = {str(name): (int(e["bytes"]), str(e["sha256"])) for name, e in files.items()}
     except OSError as error:
         raise DamagedCheckpoint(f"{manifest}: {error.strerror or error}") from error
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise DamagedCheckpoint(f"{manifest}: not a manifest of files") from error
-    if STATE not in listed or OPTIMISER not in listed:
-        raise DamagedCheckpoint(f"{manifest}: field 'files': lists no {STATE if STATE not in listed else OPTIMISER}")
     for name, (size, digest) in listed.items():
         path = folder / name
+        if not path.resolve().is_relative_to(folder.resolve()):
+            raise DamagedCheckpoint(f"{manifest}: field 'files': {name!r} is outside the folder")
         if not path.is_file():
             raise DamagedCheckpoint(f"{path}: missing")
         if path.stat().st_size != size:
@@ -114,6 +122,7 @@ def verify(folder: Path) -> None:
         with path.open("rb") as file:
             if hashlib.file_digest(file, "sha256").hexdigest() != digest:
                 raise DamagedCheckpoint(f"{path}: its SHA-256 is not the one in {MANIFEST}")
+    return set(listed)
 
 
 def list_checkpoints(folder: Path) -> list[Path]:
