@@ -16,7 +16,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from ematrace import cli
-from ematrace.cli.language import lines_of, parse_count
+from ematrace.cli.language import lines_of
+from ematrace.cli.train import parse_count
 from ematrace.evaluation import evaluate
 from ematrace.spen import SpenStream
 from ematrace.spen.decode import applicable_decoder

@@ -10,7 +10,7 @@ import tyro
 from rich.console import Console
 from rich.text import Text
 
-from ematrace.cli import bench, check, language, results
+from ematrace.cli import bench, check, language, results, train
 from ematrace.cli.reproduce import Reproduce, reproduce
 
 console = Console()
@@ -22,8 +22,8 @@ def commands(asked: str | None) -> dict[str, type]:
         "reproduce": Reproduce,
         "ledger": results.Ledger,
         "report": results.Report,
-        "train": language.Train,
-        "eval": language.Eval,
+        "train": train.Train,
+        "eval": train.Eval,
         "generate": language.Generate,
         "stream": language.adapting_stream() if asked == "stream" else language.Stream,
         "check": check.Check,
@@ -53,6 +53,8 @@ def main() -> None:
                 check.check(command, console)
             case bench.Bench():
                 bench.run(command, console, error_console)
+            case train.Train() | train.Eval():
+                train.run(command, console, error_console)
             case _:
                 language.run(command, console, error_console)
     except KeyboardInterrupt:
