@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass, field, make_dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
 import tyro
 from rich.console import Console
+
+from ematrace.pghu import PGHU
 
 
 @dataclass(frozen=True)
@@ -59,16 +61,8 @@ class Stream:
     imports it."""
     device: str = "auto"
     """cpu, cuda or cuda:N; auto is a GPU where there is one."""
-
-
-def adapting_stream() -> type[Stream]:
-    """`Stream` with the settings of its rule, whose import takes seconds: only who runs the command waits for them."""
-    from ematrace.spen import PGHU
-
-    pghu = field(default_factory=PGHU, metadata={"help": "Settings of --adapt."})
-    return make_dataclass(
-        "Stream", [("pghu", PGHU, pghu)], bases=(Stream,), frozen=True, namespace={"__doc__": Stream.__doc__}
-    )
+    pghu: PGHU = field(default_factory=PGHU)
+    """Settings of --adapt."""
 
 
 def run(command: object, console: Console, error_console: Console) -> None:
@@ -127,7 +121,7 @@ def stream_text(command: Stream, console: Console, error_console: Console) -> No
     model, tokenizer, _ = load_language_model(command.model, command.device, command.mixer)
     if not isinstance(model, SpenForCausalLM):
         raise ValueError(f"{command.model}: a {type(model).__name__}; only a SPEN has a state to stream with")
-    pghu = getattr(command, "pghu", None) if command.adapt else None
+    pghu = command.pghu if command.adapt else None
     stream = SpenStream(model, pghu, decoder="auto" if command.decoder == "auto" else None)
     resumed = command.state is not None and command.state.exists()
     if command.state is not None and resumed:

@@ -4,8 +4,8 @@ from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 
 from ematrace.mixers import register_mixer
 from ematrace.models import MixerCache as SpenCache
+from ematrace.pghu import PGHU
 from ematrace.spen.configuration import SpenConfig
-from ematrace.spen.fast_weights import PGHU
 from ematrace.spen.mixer import SpenMixer
 from ematrace.spen.modeling import SpenForCausalLM, SpenModel
 from ematrace.spen.stream import SpenStream, Surprise

@@ -11,12 +11,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ematrace.models import MixerCache
+from ematrace.pghu import PGHU
 from ematrace.spen import stream_files
 from ematrace.spen.decode import Decoder, applicable_decoder
 from ematrace.spen.decode.weights import obstacle_to_decoding
-from ematrace.spen.fast_weights import PGHU, FastPredictor, FastWeights
+from ematrace.spen.fast_weights import FastPredictor, FastWeights
 from ematrace.spen.mixer import SpenBlock
 from ematrace.spen.modeling import SpenForCausalLM
+from ematrace.spen.stream_files import StreamState
 
 PARALLEL_STEPS = 2048
 """Tokens of a long text that go through the model at once."""
@@ -40,7 +42,7 @@ class Surprise:
     uncertainty: Tensor | None
     """[B, T] U_t = mean(1 / pi) over dimensions and blocks, after the token; only with PGHU."""
     predicted: Tensor
-    """[B, vocabulary] logits of the token that comes next; hand it to the next call."""
+    """[B, vocabulary] logits of the token that comes next."""
 
 
 class SpenStream:
@@ -89,17 +91,19 @@ class SpenStream:
         """Forget everything."""
         self.cache = MixerCache.empty(self.model.config.n_layers)
         self.fast_weights: list[FastWeights] = []
+        self.predicted: Tensor | None = None
         self._decoding: tuple[MixerCache, Tensor] | None = None
         self._chosen_for = None  # weights may have changed, layers may have been hooked
 
-    def snapshot(self) -> tuple[MixerCache, list[FastWeights]]:
+    def snapshot(self) -> StreamState:
         """The state as it is now. Reading on makes new tensors and leaves these alone, so nothing is copied."""
         self._decoding = None  # a decoder works in place: its next step begins with a copy
-        return MixerCache(list(self.cache.blocks), self.cache.seen_tokens), list(self.fast_weights)
+        cache = MixerCache(list(self.cache.blocks), self.cache.seen_tokens)
+        return StreamState(cache, list(self.fast_weights), self.predicted)
 
-    def restore(self, snapshot: tuple[MixerCache, list[FastWeights]]) -> None:
-        cache, fast_weights = snapshot
-        self.cache, self.fast_weights = MixerCache(list(cache.blocks), cache.seen_tokens), list(fast_weights)
+    def restore(self, state: StreamState) -> None:
+        self.cache = MixerCache(list(state.cache.blocks), state.cache.seen_tokens)
+        self.fast_weights, self.predicted = list(state.fast_weights), state.predicted
 
     @torch.no_grad()
     def step(self, ids: Tensor | list[int] | int) -> Tensor:
@@ -107,9 +111,9 @@ class SpenStream:
         ids = torch.as_tensor(ids, device=self.model.device).reshape(-1, 1)
         self._check_streams(ids)
         decoder = self._decoder_for(ids)
-        if decoder is not None:
-            return self._decode(decoder, ids[:, 0])
-        return self._read(ids)[0][:, -1]
+        logits = self._read(ids)[0][:, -1] if decoder is None else self._decode(decoder, ids[:, 0])
+        self.predicted = logits.clone()  # the caller's may be changed in place
+        return logits
 
     @torch.no_grad()
     def feed(self, ids: Tensor | list[int], keep: int = 0) -> Tensor:
@@ -122,19 +126,24 @@ class SpenStream:
         parts = list(ids.split(PARALLEL_STEPS, 1))
         after = [sum(part.shape[1] for part in parts[i + 1 :]) for i in range(len(parts))]
         logits = [self._read(part, max(wanted - later, 0))[0] for part, later in zip(parts, after, strict=True)]
+        self.predicted = logits[-1][:, -1].clone()  # a view would keep all of them in memory
         return torch.cat(logits, 1)
 
     @torch.no_grad()
     def surprise(self, ids: Tensor | list[int], predicted: Tensor | None = None) -> Surprise:
-        """Read ids [B, T] or [T] and say how surprising each was; never holds the logits of more than a few hundred."""
+        """Read ids [B, T] or [T] and say how surprising each was; never holds the logits of more than a few hundred.
+
+        `predicted` are the logits of the first token, by default those after the last token that the stream read.
+        """
         ids = self._as_batch(ids)
+        predicted = self.predicted if predicted is None else predicted
         nats, uncertainty = [], []
         for part in ids.split(SCORED_STEPS, 1):
             logits, part_uncertainty = self._read(part)
             before = torch.full_like(logits[:, 0], torch.nan) if predicted is None else predicted
             scored = torch.cat([before.unsqueeze(1).to(logits), logits[:, :-1]], 1)
             nats.append(-F.log_softmax(scored.double(), -1).gather(-1, part.unsqueeze(-1)).squeeze(-1))
-            predicted = logits[:, -1]
+            self.predicted = predicted = logits[:, -1].clone()
             if part_uncertainty is not None:
                 uncertainty.append(part_uncertainty)
         assert predicted is not None
@@ -147,11 +156,11 @@ class SpenStream:
 
     def save(self, path: str | Path) -> Path:
         """Write the state as safetensors, whole or not at all."""
-        return stream_files.save_state(path, self.model, self.pghu, self.cache, self.fast_weights)
+        return stream_files.save_state(path, self.model, self.pghu, self.snapshot())
 
     def load(self, path: str | Path) -> SpenStream:
         """Continue where the saved stream stopped. The file must come from this very model and PGHU setting."""
-        self.cache, self.fast_weights = stream_files.load_state(path, self.model, self.pghu)
+        self.restore(stream_files.load_state(path, self.model, self.pghu))
         return self
 
     def _as_batch(self, ids: Tensor | list[int]) -> Tensor:
