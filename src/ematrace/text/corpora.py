@@ -127,6 +127,8 @@ def _matching_files(spec: str) -> tuple[Path, list[Path]]:
     if path.is_dir():
         root, candidates = path, [child for child in path.iterdir() if not child.name.startswith(".")]
         hint = f"; for the folders inside it: {path}/**"
+    elif not glob.has_magic(spec):
+        raise FileNotFoundError(f"{spec}: no such file or folder")
     else:
         root = _fixed_part(path)
         # unlike pathlib's, this glob skips hidden files and accepts absolute patterns

@@ -6,7 +6,7 @@ import hashlib
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 SPLITS = ("train", "validation", "all")
@@ -17,13 +17,15 @@ def check_split(split: str) -> None:
         raise ValueError(f"split is {split!r}, must be one of {', '.join(SPLITS)}")
 
 
+def hash_fraction(id: str) -> float:
+    """A document's place in [0, 1), by its id alone."""
+    name = id.encode(errors="surrogateescape")  # a file's name need not be UTF-8
+    return int.from_bytes(hashlib.sha256(name).digest()[:8]) / 2**64
+
+
 def in_split(id: str, split: str, validation_share: float) -> bool:
     """A document's split depends on its id alone, not on its place in the corpus."""
-    if split == "all":
-        return True
-    name = id.encode(errors="surrogateescape")  # a file's name need not be UTF-8
-    fraction = int.from_bytes(hashlib.sha256(name).digest()[:8]) / 2**64
-    return (fraction < validation_share) == (split == "validation")
+    return split == "all" or (hash_fraction(id) < validation_share) == (split == "validation")
 
 
 @dataclass(frozen=True)
@@ -53,6 +55,8 @@ class Source(ABC):
     spec: str
     validation_share: float = 0.01
     """Share of the documents in the validation split."""
+    held_out_tails: bool = False
+    """The validation split is instead the end of every document, this share of it: for text that is one document."""
 
     @abstractmethod
     def __iter__(self) -> Iterator[Document]: ...
@@ -60,6 +64,9 @@ class Source(ABC):
     def part(self, split: str) -> Iterator[Document]:
         """The documents of one split: "train", "validation" or "all"."""
         check_split(split)
+        if self.held_out_tails and split != "all":
+            parts = (_without_or_only_tail(d, split, self.validation_share) for d in self)
+            return (d for d in parts if d.text)
         return (d for d in self if in_split(d.id, split, self.validation_share))
 
     @abstractmethod
@@ -73,6 +80,17 @@ class Source(ABC):
 
     def cursor(self) -> DocumentCursor:
         return CountingCursor(self)
+
+
+def _without_or_only_tail(document: Document, split: str, share: float) -> Document:
+    text = document.text
+    at = round(len(text) * (1 - share))
+    for separator in ("\n", " "):  # a line or a word stays whole, unless that made the tail twice as long
+        start = text.rfind(separator, 0, at) + 1
+        if start > 2 * at - len(text) and start:
+            at = start
+            break
+    return replace(document, text=text[at:] if split == "validation" else text[:at])
 
 
 class CountingCursor(DocumentCursor):

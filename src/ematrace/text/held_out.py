@@ -1,26 +1,102 @@
-"""The text a model was trained on, recorded in the model's folder so that evaluation can use held-out documents."""
+"""Which part of a text is held out, chosen from the text and recorded with the model that was trained on the rest."""
 
 from __future__ import annotations
 
-import json
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Self
 
-from ematrace.text.documents import Source
+from ematrace.files import read_json
+from ematrace.text.documents import Source, hash_fraction
 
 TRAINING = "training.json"
-"""File in a model's folder: the fingerprint of its training text, and whether its validation split was held out."""
+"""File in a model's folder: the fingerprint of its training text, and which part of that was held out, if any."""
+
+LEAST_DOCUMENTS = 10
+LEAST_BYTES = 40_000  # some ten thousand tokens
+USUAL_SHARE = 0.1
+"""Share of a small text that is held out; less than `LEAST_BYTES` then have to do."""
+LARGEST_SHARE = 0.2
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """The documents whose ids have a hash below `share`, or the last `share` of every document."""
+
+    share: float
+    tails: bool = False
+
+    @classmethod
+    def of(cls, source: Source) -> Self:
+        return cls(source.validation_share, source.held_out_tails)
+
+    @classmethod
+    def read(cls, record: dict[str, Any], where: Path, default: HeldOut) -> HeldOut:
+        """As recorded; earlier versions recorded nothing and had the source's own share of documents."""
+        share = record.get("validation_share")
+        tails = record.get("held_out_tails", False)
+        if share is None:
+            return default
+        if not isinstance(share, int | float) or not 0 < share < 1:
+            raise ValueError(f"{where}: field 'validation_share': {share!r} is not between 0 and 1")
+        if not isinstance(tails, bool):
+            raise ValueError(f"{where}: field 'held_out_tails': {tails!r} is neither true nor false")
+        return HeldOut(share, tails)
+
+    def record(self) -> dict[str, Any]:
+        return {"validation_share": self.share, "held_out_tails": self.tails}
+
+    def apply(self, source: Source) -> None:
+        source.validation_share, source.held_out_tails = self.share, self.tails
+
+
+def choose_held_out(source: Source, share: float | None = None) -> HeldOut:
+    """Documents by the hash of their ids where that holds out enough of them, else more of them, else tails.
+
+    Reads no further than it must: a large corpus has enough after a few hundred documents. `share` is the user's.
+    """
+    usual = source.validation_share if share is None else share
+    fractions, sizes = [], []
+    held_documents = held_bytes = 0
+    for document in source:
+        fractions.append(hash_fraction(document.id))
+        sizes.append(len(document.text.encode()))
+        if fractions[-1] < usual:
+            held_documents += 1
+            held_bytes += sizes[-1]
+            if held_documents >= LEAST_DOCUMENTS and held_bytes >= LEAST_BYTES:
+                return HeldOut(usual)
+    if not sizes:
+        raise ValueError(f"{source.spec}: empty corpus, no document has any text")
+    if share is not None:
+        return HeldOut(share, tails=not 2 <= held_documents < len(sizes))
+    return _raised_share(fractions, sizes) or HeldOut(USUAL_SHARE, tails=True)
+
+
+def _raised_share(fractions: list[float], sizes: list[int]) -> HeldOut | None:
+    """The least share of documents that holds out enough; None if that is too much of a small text."""
+    total, held = sum(sizes), 0
+    enough = min(LEAST_BYTES, USUAL_SHARE * total)
+    ordered = sorted(zip(fractions, sizes, strict=True))
+    for count, (fraction, size) in enumerate(ordered):
+        if count >= LEAST_DOCUMENTS and held >= enough and fraction > ordered[count - 1][0]:
+            return HeldOut(fraction)
+        held += size
+        if held > LARGEST_SHARE * total:
+            return None
+    return None
 
 
 def held_out_split(folder: Path, source: Source) -> str:
-    """ "validation" if the model in `folder` was trained on the other documents of `source`, else "all"."""
+    """ "validation" if the model in `folder` was trained on the rest of `source`, else "all".
+
+    Sets on `source` which part that is.
+    """
     path = folder / TRAINING
     if not path.is_file():
         return "all"
-    try:
-        trained_on = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError:
-        raise ValueError(f"{path}: not JSON") from None
-    if not isinstance(trained_on, dict):
-        raise ValueError(f"{path}: not a JSON object")
-    held_out = trained_on.get("held_out") and trained_on.get("text") == source.text_fingerprint()
-    return "validation" if held_out else "all"
+    trained_on = read_json(path)
+    if not trained_on.get("held_out") or trained_on.get("text") != source.text_fingerprint():
+        return "all"
+    HeldOut.read(trained_on, path, HeldOut.of(source)).apply(source)
+    return "validation"

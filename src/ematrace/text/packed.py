@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ematrace.files import read_json
 from ematrace.text.tokenizers import tokenizer_fingerprint
 
 if TYPE_CHECKING:
@@ -112,14 +113,11 @@ class PackedTokens:
 def read_index(folder: Path) -> dict[str, Any]:
     path = folder / INDEX
     try:
-        index = json.loads(path.read_bytes())
+        index: dict[str, Any] = read_json(path)
     except FileNotFoundError:
         raise FileNotFoundError(f"{path}: no such file; not a folder of packed tokens") from None
-    except ValueError as error:
-        raise ValueError(f"{path}: not JSON: {error}") from None
-    if not isinstance(index, dict) or index.get("schema") != SCHEMA:
-        found = index.get("schema") if isinstance(index, dict) else None
-        raise ValueError(f"{path}: schema: {found!r} instead of {SCHEMA}")
+    if index.get("schema") != SCHEMA:
+        raise ValueError(f"{path}: schema: {index.get('schema')!r} instead of {SCHEMA}")
     for field, kind in _FIELDS.items():
         if not isinstance(index.get(field), kind):
             raise ValueError(f"{path}: {field}: missing or not {kind.__name__}")

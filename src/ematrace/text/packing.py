@@ -51,8 +51,13 @@ def pack(
     encoder = DocumentEncoder(tokenizer)
     share = None if split == "all" else source.validation_share
     made_of = {"schema": SCHEMA, "source": source.identity(), "tokenizer": encoder.fingerprint}
-    key = hashlib.sha256(json.dumps([made_of, split, share], sort_keys=True).encode()).hexdigest()
-    folder = cache_folder() / "packs" / key[:32] if folder is None else Path(folder)
+    parts = [made_of, split, share] + (["tails"] if source.held_out_tails and split != "all" else [])
+    key = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+    if folder is None:
+        folder = cache_folder() / "packs" / key[:32]
+        if (cached := _cached_pack(folder, tokenizer)) is not None:
+            return cached
+    folder = Path(folder)
 
     is_new = not folder.exists()
     _refuse_foreign(folder)
@@ -74,6 +79,17 @@ def pack(
             raise OSError(error.errno, f"cannot write: {error.strerror}", str(folder)) from error
         raise
     return PackedTokens.open(folder, tokenizer)
+
+
+def _cached_pack(folder: Path, tokenizer: PreTrainedTokenizerFast) -> PackedTokens | None:
+    """The pack in a folder of the cache; a damaged one is removed, since it can be made again."""
+    if not (folder / INDEX).exists():
+        return None
+    try:
+        return PackedTokens.open(folder, tokenizer)
+    except (ValueError, OSError):
+        shutil.rmtree(folder, ignore_errors=True)
+        return None
 
 
 def _refuse_foreign(folder: Path) -> None:
@@ -107,7 +123,8 @@ def _check_not_empty(index: dict[str, Any], source: Source) -> None:
         raise ValueError(f"{source.spec}: empty corpus, no document has any text")
     raise ValueError(
         f"{source.spec}: no document falls into the {index['split']} split (validation share "
-        f"{source.validation_share}); with so few documents, give separate validation text (--validation)"
+        f"{source.validation_share}); with so few documents, give a larger share or separate validation text "
+        "(--validation-share, --validation)"
     )
 
 

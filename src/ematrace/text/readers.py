@@ -103,8 +103,9 @@ def _json_lines(path: Path, file: IO[bytes], name: str, stem: str) -> Iterator[D
             continue
         try:
             row = json.loads(line.removeprefix("\ufeff"))
-        except (json.JSONDecodeError, RecursionError) as error:
-            reason = error.msg if isinstance(error, json.JSONDecodeError) else "nested too deeply"
+        except (ValueError, RecursionError) as error:  # a plain ValueError: an integer of thousands of digits
+            nested = isinstance(error, RecursionError)
+            reason = "nested too deeply" if nested else getattr(error, "msg", "an integer of too many digits")
             raise ValueError(f"{path}:{number}: not JSON: {reason}") from None
         document = document_of_row(row, f"{path}:{number}", f"{name}:{number}", stem)
         if document.text:

