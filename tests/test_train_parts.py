@@ -27,7 +27,7 @@ from ematrace.train.data import prepare
 from ematrace.train.distributed import World
 from ematrace.train.loss import LanguageModelLoss
 from ematrace.train.metrics import MetricsFile
-from ematrace.train.models import GPT2_SIZES, parse_overrides
+from ematrace.train.models import GPT2_SIZES
 from ematrace.train.optimiser import build_optimiser, parameter_groups
 from ematrace.train.schedule import learning_rate
 from ematrace.train.state import random_state, restore_random_state
@@ -349,15 +349,6 @@ def test_transformers_match_the_spen_presets_in_width_and_depth() -> None:
         f"{family}-{size}" for family in ("spen", "gpt2", "skeleton") for size in ("130m", "7m", "tiny")
     }
     assert defaults_for("gpt2-130m") == defaults_for("spen-130m")
-
-
-def test_overrides_are_json_or_text() -> None:
-    assert parse_overrides(["k=3", "ffn=dense", "alphas=[0.5, 0.1]", "use_cache=false"]) == {
-        **{"k": 3, "ffn": "dense", "alphas": [0.5, 0.1], "use_cache": False}
-    }
-    for bad in (["k"], ["=3"], ["k=1", "k=2"]):
-        with pytest.raises(ValueError, match="overrides: "):
-            parse_overrides(bad)
 
 
 def test_metrics_file_drops_what_is_done_again(tmp_path: Path) -> None:

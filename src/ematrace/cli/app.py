@@ -2,70 +2,87 @@
 
 from __future__ import annotations
 
+import platform
 import signal
-import sys
-from typing import Annotated, Any, Union, cast
+from collections.abc import Callable, Sequence
+from importlib import metadata
+from typing import Any
 
-import tyro
 from rich.console import Console
+from rich.table import Table
 from rich.text import Text
 
+import ematrace
 from ematrace.cli import bench, check, language, results, train
+from ematrace.cli.parsing import parse
 from ematrace.cli.reproduce import Reproduce, reproduce
+from ematrace.names import did_you_mean
 
-console = Console()
-error_console = Console(stderr=True)
-
-
-def commands(asked: str | None) -> dict[str, type]:
-    return {
-        "reproduce": Reproduce,
-        "ledger": results.Ledger,
-        "report": results.Report,
-        "train": train.Train,
-        "eval": train.Eval,
-        "generate": language.Generate,
-        "stream": language.adapting_stream() if asked == "stream" else language.Stream,
-        "check": check.Check,
-        "bench": bench.Bench,
-    }
+# name: what is asked for, and what answers it. None of these modules imports torch before it is called.
+COMMANDS: dict[str, tuple[type[Any], Callable[[Any, Console, Console], None]]] = {
+    "reproduce": (Reproduce, reproduce),
+    "ledger": (results.Ledger, results.show_ledger),
+    "report": (results.Report, results.write_page),
+    "train": (train.Train, train.run),
+    "eval": (train.Eval, train.run),
+    "generate": (language.Generate, language.run),
+    "stream": (language.Stream, language.run),
+    "check": (check.Check, check.check),
+    "bench": (bench.Bench, bench.run),
+}
 
 
-def main() -> None:
-    """Entry point. Exit codes: 0 success, 1 an experiment or check failed, 2 bad input or needs, 130 Ctrl-C."""
-    choices = commands(next(iter(sys.argv[1:]), None))
-    subcommands = tuple(Annotated[kind, tyro.conf.subcommand(name)] for name, kind in choices.items())
-    command: object = tyro.cli(
-        cast(Any, Union[subcommands]),  # noqa: UP007 - made from a table, which `|` cannot be
-        prog="ematrace",
-        description=(sys.modules["ematrace"].__doc__ or "").partition("\n")[0],
-    )
+class _Console(Console):
+    def on_broken_pipe(self) -> None:
+        raise  # to `main`, which also handles what is printed without rich
+
+
+console = _Console()
+error_console = _Console(stderr=True)
+
+
+def run(arguments: Sequence[str]) -> None:
+    """Parse and call; bad input is one line and exit code 2."""
+    name, *rest = arguments or [""]
+    if name in ("-h", "--help"):
+        show_overview(console)
+        return
+    if name == "--version":
+        console.print(version(), highlight=False)
+        return
+    if not name:
+        show_overview(error_console)
+        raise SystemExit(2)
     signal.signal(signal.SIGTERM, _stop)  # like Ctrl-C: workers are ended, nothing half-written is left
     try:
-        match command:
-            case Reproduce():
-                reproduce(command, console, error_console)
-            case results.Ledger():
-                results.show_ledger(command, console)
-            case results.Report():
-                results.write_page(command, console)
-            case check.Check():
-                check.check(command, console)
-            case bench.Bench():
-                bench.run(command, console, error_console)
-            case train.Train() | train.Eval():
-                train.run(command, console, error_console)
-            case _:
-                language.run(command, console, error_console)
-    except KeyboardInterrupt:
-        error_console.print("\nstopped; what was finished is kept, nothing else was written")
-        raise SystemExit(130) from None
-    except BrokenPipeError:  # whoever read the output has seen enough
-        sys.stderr.close()
-        raise SystemExit(0) from None
+        if name not in COMMANDS:
+            what = "option" if name.startswith("-") else "command"
+            known = [*COMMANDS, "--help", "--version"]
+            raise ValueError(f"no {what} {name!r}{did_you_mean(name, known)} `ematrace --help` lists the commands")
+        kind, answer = COMMANDS[name]
+        answer(parse(kind, f"ematrace {name}", rest), console, error_console)
+    except BrokenPipeError:
+        raise
     except (ValueError, OSError) as error:
         error_console.print(Text.assemble(("error: ", "red"), str(error)), soft_wrap=True)
         raise SystemExit(2) from None
+
+
+def show_overview(console: Console) -> None:
+    """A line for each command: the first sentence of its help."""
+    commands = Table.grid(padding=(0, 2))
+    for name, (kind, _) in COMMANDS.items():
+        commands.add_row(f"  {name}", _first_line(kind.__doc__).partition(". ")[0].rstrip("."))
+    console.print(_first_line(ematrace.__doc__), "\nusage: ematrace COMMAND ...\n", commands, sep="\n", highlight=False)
+    console.print("\nematrace COMMAND --help explains a command.", highlight=False)
+
+
+def version() -> str:
+    return f"ematrace {ematrace.__version__} (Python {platform.python_version()}, torch {metadata.version('torch')})"
+
+
+def _first_line(text: str | None) -> str:
+    return (text or "").strip().partition("\n")[0]
 
 
 def _stop(number: int, frame: object) -> None:

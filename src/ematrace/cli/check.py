@@ -29,12 +29,12 @@ class Check:
     """cpu, cuda or cuda:N; auto is a GPU where there is one."""
 
 
-def check(command: Check, console: Console) -> None:
+def check(command: Check, console: Console, error_console: Console) -> None:
     from ematrace.mixers.conformance import CHECKS, run_check, subject_of
+    from ematrace.names import parse_assignments
     from ematrace.train.distributed import choose_device
-    from ematrace.train.models import parse_overrides
 
-    options = parse_overrides(command.options)
+    options = parse_assignments(command.options, "--options")
     for name in options.keys() & {"d_model", "name"}:
         raise ValueError(f"--options: '{name}' is not an option of a mixer")
     subject = subject_of(command.mixer, command.d_model, str(choose_device(command.device)), options)

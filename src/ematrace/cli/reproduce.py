@@ -63,9 +63,9 @@ def reproduce(command: Reproduce, console: Console, error_console: Console) -> N
             failed = run(plan.to_run, command.out, engine=command.engine, jobs=command.jobs, progress=progress)
     for unit, why in failed.items():
         error_console.print(Text.assemble(("failed: ", "red"), f"{unit.label}: {why}"), soft_wrap=True)
-    show_ledger(Ledger(local=command.out), console, all_claims)
+    show_ledger(Ledger(local=command.out), console, error_console, all_claims)
     if command.report is not None:
-        write_page(Report(out=command.report, local=command.out), console, all_claims)
+        write_page(Report(out=command.report, local=command.out), console, error_console, all_claims)
     if failed:
         raise SystemExit(1)
 

@@ -40,7 +40,7 @@ class Report:
     """Folder with recorded results (default: those of the checkout)."""
 
 
-def show_ledger(command: Ledger, console: Console, claims: Claims | None = None) -> None:
+def show_ledger(command: Ledger, console: Console, error_console: Console, claims: Claims | None = None) -> None:
     """`claims` are the paper's by default."""
     from ematrace.ledger import build_ledger
     from ematrace.results import Table
@@ -55,7 +55,7 @@ def show_ledger(command: Ledger, console: Console, claims: Claims | None = None)
     console.print(ledger_table(rows, claims))
 
 
-def write_page(command: Report, console: Console, claims: Claims | None = None) -> None:
+def write_page(command: Report, console: Console, error_console: Console, claims: Claims | None = None) -> None:
     from ematrace.report.page import write_report
 
     path = write_report(Store.open(recorded=command.recorded, local=command.local), command.out, claims=claims)

@@ -26,7 +26,10 @@ def parse_count(text: str) -> int:
     [1000000, 20000000, 1500000000, 54132736]
     """
     suffix = text[-1:].upper()
-    number = float(text[:-1] + THOUSANDS[suffix] if suffix in THOUSANDS else text)
+    try:
+        number = float(text[:-1] + THOUSANDS[suffix] if suffix in THOUSANDS else text)
+    except ValueError:
+        raise ValueError(f"{text!r} is not a number; write 5000, 1e6 or 20M") from None
     if not number.is_integer():
         raise ValueError(f"{text} is not a whole number")
     return int(number)

@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 import msgspec
 
 from ematrace.files import write_atomically
+from ematrace.names import parse_value
 from ematrace.results.provenance import Integer, Line, Provenance
 
 SCHEMA = 2
@@ -162,12 +163,7 @@ def _unspell(text: str) -> Factors:
 
 def parse_factor(text: str) -> Factor:
     """A number, true or false where the text is JSON for it, else the text itself; `"0.5"` in quotes is text."""
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError):
-        return text
-    if isinstance(value, float) and not math.isfinite(value):
-        return text
+    value = parse_value(text)
     return value if isinstance(value, str | int | float | bool) else text
 
 

@@ -8,6 +8,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from ematrace.names import did_you_mean
+
 Precision = Literal["float32", "bfloat16"]
 Parallel = Literal["ddp", "fsdp"]
 
@@ -133,7 +135,8 @@ FIXED_FIELDS = (
 def defaults_for(preset: str) -> Recipe:
     """The default settings of a preset."""
     if preset not in PRESETS:
-        raise ValueError(f"preset is {preset!r}; it must be one of {', '.join(PRESETS)}")
+        known = f"it must be one of {', '.join(PRESETS)}"
+        raise ValueError(f"preset is {preset!r}; {known}{did_you_mean(preset, PRESETS)}")
     return RECIPES[preset.split("-", 1)[1]]
 
 

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from ematrace.names import did_you_mean, parse_assignments
 from ematrace.text.hub import hub_is_reachable
-from ematrace.train.config import PRESETS
+from ematrace.train.config import defaults_for
 
 # Width, blocks, heads: GPT-2 small, and transformers as wide and deep as the other presets.
 GPT2_SIZES: Mapping[str, tuple[int, int, int]] = {
@@ -68,15 +68,15 @@ def build_model(
     from huggingface_hub.errors import StrictDataclassError
     from transformers import AutoModelForCausalLM
 
-    presets = model_presets()
-    if preset not in presets:
-        raise ValueError(f"preset is {preset!r}; it must be one of {', '.join(PRESETS)}")
-    chosen = presets[preset]
-    changes = parse_overrides(overrides)
+    defaults_for(preset)  # refuses a name that is no preset
+    chosen = model_presets()[preset]
+    changes = parse_assignments(overrides, "overrides")
     known = {field.name for field in fields(chosen.config)} | chosen.config.attribute_map.keys()
     for name in changes:  # transformers keeps a field it does not know without a word, and a typo would do nothing
         if name not in known:
-            raise ValueError(f"overrides: field '{name}': the configuration of {preset} has no such field")
+            raise ValueError(
+                f"overrides: field '{name}': the configuration of {preset} has no such field{did_you_mean(name, known)}"
+            )
     if isinstance(changes.get("mixer"), str):
         _import_mixer(changes["mixer"])
     settings = {**chosen.fields, "vocab_size": vocab_size, "eos_token_id": eos_id, "bos_token_id": eos_id}
@@ -96,26 +96,6 @@ def _import_mixer(name: str) -> None:
         registered_mixer(name)
     except ValueError:
         register_mixer(name)
-
-
-def parse_overrides(overrides: Iterable[str]) -> dict[str, Any]:
-    """Values as JSON where they are JSON, else as text.
-
-    >>> parse_overrides(["k=30", "ffn=dense", "alphas=[0.5, 0.1]"])
-    {'k': 30, 'ffn': 'dense', 'alphas': [0.5, 0.1]}
-    """
-    changes: dict[str, Any] = {}
-    for override in overrides:
-        name, equals, text = override.partition("=")
-        if not equals or not name:
-            raise ValueError(f"overrides: {override!r} is not of the form field=value")
-        if name in changes:
-            raise ValueError(f"overrides: field '{name}': given twice")
-        try:
-            changes[name] = json.loads(text)
-        except (json.JSONDecodeError, RecursionError):
-            changes[name] = text
-    return changes
 
 
 def load_model(path_or_name: str | Path) -> tuple[Any, Any]:

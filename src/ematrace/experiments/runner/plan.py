@@ -14,8 +14,9 @@ from typing import Any
 
 from ematrace.experiments.base import NO_DEFAULT, Experiment, Grid, Point
 from ematrace.experiments.discovery import EXPERIMENTS, find_experiment, is_own
-from ematrace.experiments.runner.request import ROBUSTNESS, Request, change_settings, parse_assignments
+from ematrace.experiments.runner.request import ROBUSTNESS, Request, change_settings
 from ematrace.experiments.runner.units import Unit, expected_seconds, phases_of, shard_of
+from ematrace.names import parse_assignments
 from ematrace.results import read_file
 from ematrace.results.schema import file_name
 

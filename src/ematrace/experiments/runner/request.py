@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -61,26 +61,6 @@ class Request:
         if not 1 <= i <= n:
             raise ValueError(f"--shard is {self.shard}; it must be i/n with 1 <= i <= n")
         return i - 1, n
-
-
-def parse_assignments(texts: Sequence[str], option: str) -> dict[str, Any]:
-    """name=value pairs; a value is JSON where it is JSON, else text.
-
-    >>> parse_assignments(["seed=3", "preset=spen-130m", "projected=true"], "--only")
-    {'seed': 3, 'preset': 'spen-130m', 'projected': True}
-    """
-    found: dict[str, Any] = {}
-    for text in texts:
-        name, equals, value = text.partition("=")
-        if not name or not equals:
-            raise ValueError(f"{option}: '{text}' is not of the form name=value")
-        if name in found:
-            raise ValueError(f"{option}: '{name}' is given twice")
-        try:
-            found[name] = json.loads(value)
-        except (ValueError, RecursionError):
-            found[name] = value
-    return found
 
 
 def change_settings(settings: Mapping[str, Any], changes: Mapping[str, Any]) -> tuple[dict[str, Any], set[str]]:
