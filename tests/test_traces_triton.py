@@ -141,6 +141,7 @@ def test_bad_offsets_stay_inside_the_input(offsets: list[int]) -> None:
     rates = torch.full((1, 1), 0.5, dtype=torch.float64, device=DEVICE)
     traces, last, states, _ = triton_scan.ema_scan(around[:, 100:110], rates, None, cu, True, False)
     assert traces.shape == (1, 1, 10, 2)
+    assert torch.isfinite(traces).all()  # every step is written, though nobody can say what it should be
     assert torch.isfinite(last).all()
     around_grad = torch.full((1, 1, 300, 2), float("nan"), device=DEVICE)
     around_grad[:, :, 100:110] = 1.0
@@ -188,3 +189,19 @@ def test_refusals(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(operator, "triton_scan", None)
     with pytest.raises(ValueError, match="backend 'triton' needs Triton"):
         ema_traces(x, 0.5, backend="triton")
+
+
+def test_a_step_that_is_not_finite_reaches_only_what_comes_after_it() -> None:
+    settings = problem(lengths=[20, 0, 30], A=2, D=2)
+    expected, expected_last = ema_traces(**settings, backend="triton")
+    for t, end in ((3, 20), (17, 20), (20, 50), (49, 50)):
+        for value in (float("nan"), float("inf")):
+            x = settings["x"].detach().clone()
+            x[0, t, 1] = value
+            traces, last = (part.detach() for part in ema_traces(**{**settings, "x": x}, backend="triton"))
+            assert not traces[:, 0, t:end, 1].isfinite().any()
+            traces[:, 0, t:end, 1], last[:, 0 if end == 20 else 2, 1] = 0, 0
+            where = traces != 0
+            torch.testing.assert_close(traces[where], expected[where], rtol=0, atol=0)
+            assert torch.isfinite(last).all()
+            assert torch.equal(last[last != 0], expected_last[last != 0])

@@ -27,6 +27,12 @@ def packed_sequences_leak(chunked: Any) -> None:
     with_result(chunked, "segment_of", lambda segment: segment * 0)
 
 
+@defect("traces.chunked", "test_traces_operator.py", "not_finite_reaches and chunked")
+def nan_forgotten(chunked: Any) -> None:
+    """A step that is not finite is taken for 0."""
+    with_result(chunked, "_undefined", lambda undefined: undefined.nan_to_num(0.0))
+
+
 @defect("traces.module", "test_traces_module.py", "as_if")
 def padding_moves_the_state(module: Any) -> None:
     """The mask is not looked at."""

@@ -18,11 +18,14 @@ def ema_chunked(
     x_BTD: Tensor, rates_AG: Tensor, state_ASD: Tensor | None, cu_seqlens: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     """h_t = (what x alone gives) + (1 - a)^(steps since the start) · state, by linearity."""
-    work = x_BTD.to(_product_dtype(x_BTD))
+    finite_BTD = torch.isfinite(x_BTD)
+    work = torch.where(finite_BTD, x_BTD, 0).to(_product_dtype(x_BTD))
     keep_AG = 1 - rates_AG
     time_T = torch.arange(x_BTD.shape[1], device=x_BTD.device)
     segment_T = None if cu_seqlens is None else segment_of(time_T, cu_seqlens)
     h_ABTD = _scan(work.unsqueeze(0), rates_AG, keep_AG, segment_T)
+    undefined_BTD = _undefined(finite_BTD, segment_T, cu_seqlens).to(work.dtype)
+    h_ABTD = torch.addcmul(h_ABTD, undefined_BTD, rates_AG.to(work.dtype)[:, None, None])
     if state_ASD is not None:
         state = state_ASD.to(work.dtype)
         if segment_T is None or cu_seqlens is None:
@@ -37,6 +40,19 @@ def ema_chunked(
     before = torch.zeros_like(last_AND) if state_ASD is None else state_ASD.to(work.dtype)
     empty_N = cu_seqlens[1:] <= cu_seqlens[:-1]
     return h_ABTD, torch.where(empty_N.unsqueeze(-1), before, last_AND)
+
+
+def _undefined(finite_BTD: Tensor, segment_T: Tensor | None, cu_seqlens: Tensor | None) -> Tensor:
+    """NaN from the first step on that is not finite, 0 before it, in each sequence.
+
+    In a matrix product NaN times a weight of 0 would reach steps before it and other sequences, so that it is kept out
+    of them and added afterwards.
+    """
+    count_BTD = (~finite_BTD).cumsum(1, dtype=torch.int32)
+    if segment_T is not None and cu_seqlens is not None:
+        starts_T = cu_seqlens[segment_T].clamp(0, count_BTD.shape[1])
+        count_BTD = count_BTD - F.pad(count_BTD, (0, 0, 1, 0))[:, starts_T]
+    return torch.where(count_BTD > 0, torch.nan, 0.0)
 
 
 def segment_of(time_T: Tensor, cu_seqlens: Tensor) -> Tensor:

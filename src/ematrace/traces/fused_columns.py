@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from ematrace.kernels import gpu_kernels_are_on
-from ematrace.traces.operator import Alphas, checked, no_autocast
+from ematrace.traces.arguments import Alphas, checked
+from ematrace.traces.operator import no_autocast
 
 
 def can_fuse_columns(x: Tensor) -> bool:

@@ -8,8 +8,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from ematrace.traces.arguments import as_numbers, check_dense, rates_for
 from ematrace.traces.chunked import powers
-from ematrace.traces.operator import as_numbers, ema_traces, rates_for
+from ematrace.traces.operator import ema_traces
 
 
 class EMATraces(nn.Module):
@@ -88,6 +89,8 @@ class EMATraces(nn.Module):
             return ema_traces(x, rates, state, cu_seqlens, self.backend)
         if cu_seqlens is not None:
             raise ValueError("mask and cu_seqlens exclude each other")
+        check_dense(mask, "mask")
+        check_dense(x, "x")
         if mask.shape != x.shape[:2]:
             raise ValueError(f"mask must be {list(x.shape[:2])}, got {list(mask.shape)}")
         if mask.device != x.device:
@@ -103,7 +106,10 @@ class EMATraces(nn.Module):
 
 
 def _listed(values: float | Sequence[float] | Tensor) -> float | Sequence[float]:
-    return values.tolist() if isinstance(values, Tensor) else values
+    if not isinstance(values, Tensor):
+        return values
+    check_dense(values, "alphas")
+    return values.tolist()
 
 
 def _masked(

@@ -49,11 +49,15 @@ def channels(cu, n, n_channels, begin, end):  # type: ignore[no-untyped-def]
 
 @_compile
 def steps(cu, n, n_steps):  # type: ignore[no-untyped-def]
-    """Row of the batch, first step and one after the last of sequence n; inside of x, whatever the offsets say."""
+    """Row of the batch, first step and one after the last of sequence n.
+
+    Inside of x and all of x, whatever the offsets say: the first begins at 0, the last one ends with x.
+    """
     if cu.size == 0:
         return n, 0, n_steps
-    start = min(max(cu[n], 0), n_steps)
-    return 0, start, min(max(cu[n + 1], start), n_steps)
+    start = 0 if n == 0 else min(max(cu[n], 0), n_steps)
+    end = n_steps if n + 2 == cu.size else cu[n + 1]
+    return 0, start, min(max(end, start), n_steps)
 
 
 @_inline

@@ -7,6 +7,8 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
+from ematrace.traces.arguments import check_offsets
+
 
 def ema_reference(x_BTD: Tensor, rates_AG: Tensor, state_ABD: Tensor) -> tuple[Tensor, Tensor]:
     """h_t = (1 - a) h_{t-1} + a x_t in the dtype of x, for a dense batch with T >= 1; rates are [A,1] or [A,D]."""
@@ -21,7 +23,8 @@ def ema_reference(x_BTD: Tensor, rates_AG: Tensor, state_ABD: Tensor) -> tuple[T
 def ema_reference_packed(
     x_1TD: Tensor, rates_AG: Tensor, state_AND: Tensor, cu_seqlens: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """The loop over each packed sequence in turn."""
+    """The loop over each packed sequence in turn; it waits for the offsets, so that it can check them as well."""
+    check_offsets(cu_seqlens, x_1TD.shape[1])
     traces, states = [], []
     for n, (start, end) in enumerate(pairwise(cu_seqlens.tolist())):
         h = state_AND[:, n : n + 1]

@@ -139,11 +139,13 @@ def _forward_step(h, x, alpha, row, channels, D: tl.constexpr, A: tl.constexpr, 
 
 
 @triton.jit
-def _bounds(cu_ptr, n, T, PACKED: tl.constexpr):
-    """First step of sequence n and its length, never outside x, whatever the offsets say."""
+def _bounds(cu_ptr, n, N, T, PACKED: tl.constexpr):
+    """First step of sequence n and its length. Inside of x and all of x, whatever the offsets say: the first sequence
+    begins at 0, the last one ends with x."""
     if PACKED:
-        start = tl.minimum(tl.maximum(tl.load(cu_ptr + n).to(tl.int64), 0), T)
-        end = tl.minimum(tl.maximum(tl.load(cu_ptr + n + 1).to(tl.int64), start), T)
+        start = tl.where(n == 0, 0, tl.minimum(tl.maximum(tl.load(cu_ptr + n).to(tl.int64), 0), T))
+        end = tl.where(n == N - 1, T, tl.load(cu_ptr + n + 1).to(tl.int64))
+        end = tl.minimum(tl.maximum(end, start), T)
     else:
         start = n * 0
         end = start + T
@@ -163,7 +165,7 @@ def _forward_kernel(
     channels = tl.program_id(0) % tl.cdiv(D, BLOCK_D) * BLOCK_D + tl.arange(0, BLOCK_D)
     rates = _load_rates(rates_ptr, rates_stride_a, rates_stride_d, channels, D, A, SHARED)
     alpha, powers, losses = _powers(rates, A, STEPS)
-    start, length = _bounds(cu_ptr, n, T, PACKED)
+    start, length = _bounds(cu_ptr, n, N, T, PACKED)
     tile_rows = _wide(tile_rows)
     first_row = start if PACKED else n * T
     x_row = x_ptr + (0 if PACKED else n * x_stride_b) + start * X_STRIDE_T
@@ -292,7 +294,7 @@ def _backward_kernel(
     channels = tl.program_id(0) % tl.cdiv(D, BLOCK_D) * BLOCK_D + tl.arange(0, BLOCK_D)
     rates = _load_rates(rates_ptr, rates_stride_a, rates_stride_d, channels, D, A, SHARED)
     alpha, powers, losses = _powers(rates, A, STEPS)
-    start, length = _bounds(cu_ptr, n, T, PACKED)
+    start, length = _bounds(cu_ptr, n, N, T, PACKED)
     tile_rows = _wide(tile_rows)
     first_row = start if PACKED else n * T
     whole = length // STEPS * STEPS
