@@ -243,7 +243,7 @@ class TestPaperClaims:
 
 
 BEFORE = {row["id"]: row for row in json.loads((Path(__file__).parent / "data/ledger_v0.1.json").read_text())}
-# Nine repetitions of a timing were counted as nine seeds.
+# Nine repetitions of a timing were counted as nine seeds; since then measured again, so only their verdicts are compared.
 TIMED = {"C22", "C46", "F5"}
 
 
@@ -273,7 +273,7 @@ def test_figures_are_those_of_version_0_1(ledger: dict[str, dict[str, Any]], id:
     for check, old in zip(now["checks"], before["checks"], strict=True):
         for field in ("kind", "method", "holds"):
             assert check[field] == old[field]
-        for field in ("left", "right", "difference", "interval"):
+        for field in () if id in TIMED else ("left", "right", "difference", "interval"):
             expected = old[field] if old[field] is None else pytest.approx(old[field], rel=1e-9, abs=1e-12)
             assert check[field] == expected, (check["predicate"], field)
     assert counts(now["robustness"]) == counts(before["robustness"])
