@@ -243,7 +243,7 @@ class TestPaperClaims:
 
 
 BEFORE = {row["id"]: row for row in json.loads((Path(__file__).parent / "data/ledger_v0.1.json").read_text())}
-# Nine repetitions of a timing were counted as nine seeds; since then measured again, so only their verdicts are compared.
+# Nine repetitions of a timing were counted as nine seeds. Measured again since, so only their verdicts are compared.
 TIMED = {"C22", "C46", "F5"}
 
 
