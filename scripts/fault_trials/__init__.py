@@ -1,0 +1,1 @@
+"""Faults made on purpose, and what came of each: `scripts/faults.py` runs them."""

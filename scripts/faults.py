@@ -1,0 +1,88 @@
+"""Break the project on purpose and count what happens.
+
+Kinds: `damage` (every file that is read, damaged), `kill` (SIGKILL), `disk` (full), `pipe` (closed).
+Example: `python scripts/faults.py --only damage/state --trials 200`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import sys
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+
+# Forks must inherit no threads.
+os.environ.update(OMP_NUM_THREADS="1", TOKENIZERS_PARALLELISM="false", HF_HUB_OFFLINE="1", COLUMNS="100")
+
+from fault_trials import campaign, material
+from fault_trials.outcomes import FAILURES, GOOD, HARMLESS, Outcome
+from fault_trials.sandbox import Trial, run_trials
+
+IMPORTS = (
+    *("torch.distributed.fsdp", "torch.distributed.tensor", "transformers.models.gpt2.modeling_gpt2"),
+    *("ematrace.cli.app", "ematrace.spen", "ematrace.spcn", "ematrace.evaluation", "ematrace.train.loop", "filelock"),
+    *("ematrace.report.language", "ematrace.report.page", "ematrace.report.terminal", "ematrace.spen.decode.cpu"),
+)
+
+
+def prepare(root: Path, chosen: list[campaign.Share]) -> None:
+    """Import everything, make the material, and see what comes out undamaged."""
+    for name in IMPORTS:
+        importlib.import_module(name)
+    import torch
+
+    torch.set_num_threads(1)
+
+    def build() -> Outcome:
+        os.chdir(root)
+        material.build(root)
+        return Outcome(HARMLESS)
+
+    root.mkdir()
+    (root / "expected").mkdir()
+    first = Trial("material", "all", 0, build, seconds=300)
+    for batch in ([first], campaign.baselines(root, chosen)):
+        for trial, outcome in run_trials(batch, root / "made", 2):
+            if outcome.failed:
+                raise SystemExit(f"{trial.id} fails without any fault: {outcome.detail}")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--trials", type=int, default=2000, metavar="N", help="about this many (default 2000)")
+    parser.add_argument("--only", default="", metavar="KIND", help="a kind, or kind/target")
+    parser.add_argument("--trial", default="", metavar="ID", help="one trial alone, as it is named in the output")
+    parser.add_argument("--jobs", type=int, default=2, metavar="N", help="at a time (default 2)")
+    parser.add_argument("--verbose", action="store_true", help="say how each trial ended")
+    options = parser.parse_args()
+    started, chosen = time.monotonic(), campaign.select(options.only)
+    if not chosen:
+        parser.error(f"--only {options.only}: no such kind; there are {', '.join(s.name for s in campaign.shares())}")
+    counts: Counter[tuple[str, str, str]] = Counter()
+    with tempfile.TemporaryDirectory(prefix="faults-") as scratch:
+        root = Path(scratch).resolve() / "material"
+        prepare(root, chosen)
+        print(f"prepared in {time.monotonic() - started:.0f} s", flush=True)
+        trials = (t for t in campaign.trials(root, chosen, options.trials) if options.trial in ("", t.id))
+        for trial, outcome in run_trials(trials, Path(scratch) / "trials", options.jobs):
+            counts[trial.kind, trial.target, outcome.name] += 1
+            if outcome.failed or options.verbose:
+                print(f"{outcome.name:<10} {trial.id}  {outcome.detail}", flush=True)
+    show(counts, time.monotonic() - started)
+    return int(any(name in FAILURES for _, _, name in counts))
+
+
+def show(counts: Counter[tuple[str, str, str]], seconds: float) -> None:
+    for kind, target in sorted({(kind, target) for kind, target, _ in counts}):
+        row = {name: counts[kind, target, name] for name in (*GOOD, *FAILURES) if counts[kind, target, name]}
+        print(f"{kind}/{target}: {', '.join(f'{n} {name}' for name, n in row.items())}")
+    failed = sum(n for (_, _, name), n in counts.items() if name in FAILURES)
+    print(f"{failed} failures in {counts.total()} trials, {seconds:.0f} s")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
