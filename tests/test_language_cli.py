@@ -13,12 +13,14 @@ from typing import Any
 
 import pytest
 import torch
+from rich.console import Console
 from safetensors.torch import load_file, save_file
 
 from ematrace import cli
-from ematrace.cli.language import lines_of
+from ematrace.cli.language import Stream, lines_of, stream_text
 from ematrace.cli.train import parse_count
 from ematrace.evaluation import evaluate
+from ematrace.report.streaming import StreamPrinter
 from ematrace.spen import SpenStream
 from ematrace.spen.decode import applicable_decoder
 from ematrace.text import open_source
@@ -221,9 +223,7 @@ def test_a_stream_goes_on_from_its_state_file(
     first = stream(monkeypatch, capsys, b"import os\n", str(run), *adapt, "--state", state)[1]
     second = stream(monkeypatch, capsys, b"import sys\n", str(run), *adapt, "--state", state)[1]
     assert all(row["uncertainty"] > 0 for row in whole)
-    # Nothing predicted the first token after the pause: the state is the traces, not the last logits.
-    assert second[0]["nats"] is None
-    assert first + second[1:] == [*whole[: len(first)], *whole[len(first) + 1 :]]
+    assert first + second == whole  # with the first token's surprise: the state holds what was predicted
 
 
 def test_ctrl_c_keeps_the_lines_that_were_read(
@@ -243,9 +243,76 @@ def test_ctrl_c_keeps_the_lines_that_were_read(
     assert call(monkeypatch, "stream", str(run), "--state", str(interrupted), "--device", "cpu") == 130
     capsys.readouterr()
     assert stream(monkeypatch, capsys, b"import os\nimport sys\n", str(run), "--state", str(ended))[0] == 0
-    ours, expected = load_file(interrupted), load_file(ended)
-    assert ours.keys() == expected.keys()
-    assert all(torch.equal(ours[name], expected[name]) for name in expected)
+    assert same_state(interrupted, ended)
+
+
+def same_state(ours: Path, expected: Path) -> bool:
+    tensors = [load_file(path) for path in (ours, expected)]
+    return tensors[0].keys() == tensors[1].keys() and all(torch.equal(t, tensors[1][n]) for n, t in tensors[0].items())
+
+
+def test_a_stream_keeps_its_state_when_a_line_is_not_utf8(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    broken, whole = tmp_path / "broken.safetensors", tmp_path / "whole.safetensors"
+    code, _, error = stream(monkeypatch, capsys, b"import os\n\xff\n", str(run), "--state", str(broken))
+    assert code == 2
+    assert "not UTF-8 at byte 10" in error
+    assert stream(monkeypatch, capsys, b"import os\n", str(run), "--state", str(whole))[0] == 0
+    assert same_state(broken, whole)
+
+
+def test_a_stream_keeps_its_state_when_the_reader_goes_away(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What was shown is kept, the line that nobody read is not."""
+    left, whole = tmp_path / "left.safetensors", tmp_path / "whole.safetensors"
+    show = StreamPrinter.show
+
+    def gone(self: StreamPrinter, ids: Any, surprise: Any) -> None:
+        if self.tokens:
+            raise BrokenPipeError
+        show(self, ids, surprise)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(StreamPrinter, "show", gone)
+        patched.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"import os\nimport sys\n")))
+        command = Stream(str(run), state=left, format="json", device="cpu")
+        with pytest.raises(BrokenPipeError):
+            stream_text(command, Console(), Console(stderr=True))
+    assert stream(monkeypatch, capsys, b"import os\n", str(run), "--state", str(whole))[0] == 0
+    assert same_state(left, whole)
+
+
+@pytest.mark.parametrize("name", ["stdin", "stdout"])
+def test_a_closed_standard_stream_is_named(name: str, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patched:
+        patched.setattr(sys, name, None)
+        with pytest.raises(ValueError, match=r"standard (input|output) is closed"):
+            stream_text(Stream(str(run)), Console(file=io.StringIO()), Console(file=io.StringIO()))
+
+
+def test_stream_on_a_terminal_says_that_it_waits_and_what_its_marks_mean(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Terminal(io.TextIOWrapper):
+        def isatty(self) -> bool:
+            return True
+
+    out, errors = (Console(file=io.StringIO(), width=200) for _ in range(2))
+    monkeypatch.setattr("sys.stdin", Terminal(io.BytesIO(b"import os\n")))
+    stream_text(Stream(str(run), format="text", device="cpu"), out, errors)
+    said = errors.file.getvalue()  # type: ignore[attr-defined]
+    assert said.index("[from 6], [[from 9]]") < said.index("Ctrl-D") < said.index("tokens, perplexity")
+    assert "import os" in out.file.getvalue().replace("[", "").replace("]", "")  # type: ignore[attr-defined]
+
+
+def test_settings_of_adaptation_without_adapt_are_refused(
+    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, _, error = stream(monkeypatch, capsys, b"a\n", str(run), "--pghu.eta", "0.5")
+    assert code == 2
+    assert "--adapt, which is not given" in error
 
 
 def test_a_state_of_another_setting_is_refused(

@@ -12,7 +12,8 @@ import torch
 from rich.console import Console
 
 from ematrace.evaluation import Evaluation
-from ematrace.report.language import StreamPrinter, evaluation_tables
+from ematrace.report.language import evaluation_tables
+from ematrace.report.streaming import StreamPrinter, legend, marked_token
 from ematrace.spen import Surprise
 from ematrace.text import Document, train_bpe
 
@@ -69,3 +70,21 @@ def test_bytes_that_never_make_a_character_are_shown_as_such() -> None:
     printer.show(broken, surprise_of([math.nan] * len(broken)))
     shown = console.file.getvalue()  # type: ignore[attr-defined]
     assert shown.strip("\ufffd") == "abc"
+
+
+def test_surprise_is_marked_without_colour_too() -> None:
+    plain = [marked_token(" word\n", nats, colour=False).plain for nats in (5.9, 6.0, 8.9, 9.0, math.nan)]
+    assert plain == [" word\n", " [word]\n", " [word]\n", " [[word]]\n", " word\n"]
+    assert marked_token("\n", 20.0, colour=False).plain == "\n"
+    calm, startled = (marked_token("word", nats, colour=True) for nats in (1.0, 12.0))
+    assert calm.plain == startled.plain == "word"
+    assert "underline" not in str(calm.style)
+    assert "bold underline" in str(startled.style)  # for who cannot tell green from red
+
+
+def test_the_legend_shows_the_marks_that_the_terminal_has() -> None:
+    words = "surprise of each token in nats: below 6, "
+    assert legend(Console(file=io.StringIO())).plain == words + "[from 6], [[from 9]]"
+    assert (
+        legend(Console(file=io.StringIO(), force_terminal=True, color_system="256")).plain == words + "from 6, from 9"
+    )

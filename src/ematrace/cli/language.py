@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -53,7 +54,7 @@ class Stream:
     state: Path | None = None
     """Go on from this file if it exists, and write the state after the last token to it."""
     format: Literal["auto", "text", "tsv", "json"] = "auto"
-    """text colours the tokens by their surprise; tsv and json have a line for each; auto is text on a terminal."""
+    """text marks the tokens by their surprise; tsv and json have a line for each; auto is text on a terminal."""
     decoder: Literal["auto", "eager"] = "auto"
     """auto reads with SPEN's decoder where it applies and is faster; eager is the model itself."""
     mixer: str | None = None
@@ -75,18 +76,21 @@ def run(command: object, console: Console, error_console: Console) -> None:
 
 def generate_text(command: Generate) -> None:
     import torch
-    from transformers import TextStreamer
+    from transformers import GenerationConfig, TextStreamer
 
     from ematrace.spen import SpenForCausalLM, SpenStream
     from ematrace.spen.generation import generate
 
-    if command.max_new_tokens < 1 or command.temperature < 0 or not 0 < command.top_p <= 1:
+    if command.max_new_tokens < 1 or not 0 <= command.temperature < math.inf or not 0 < command.top_p <= 1:
         raise ValueError("--max-new-tokens must be positive, --temperature not negative, --top-p in (0, 1]")
+    if not 0 <= command.seed < 2**63:
+        raise ValueError(f"--seed is {command.seed}; it must lie in [0, 2^63)")
     model, tokenizer, _ = load_language_model(command.model, command.device, command.mixer)
     prompt = command.prompt.encode(errors="replace").decode()  # bytes of the command line that are not UTF-8
     ids = tokenizer(prompt, return_tensors="pt").input_ids.long().to(model.device)
+    eos = end_of_text(command.model, tokenizer)
     if not ids.shape[1]:
-        ids = torch.full((1, 1), tokenizer.eos_token_id, device=model.device)
+        ids = torch.full((1, 1), eos, device=model.device)
     limit = getattr(model.config, "max_position_embeddings", None)
     if limit is not None and ids.shape[1] + command.max_new_tokens > limit:
         asked = f"the prompt's {ids.shape[1]} tokens and --max-new-tokens {command.max_new_tokens}"
@@ -96,26 +100,30 @@ def generate_text(command: Generate) -> None:
         stream = SpenStream(model, decoder="auto" if command.decoder == "auto" else None)
         text.put(ids)
         settings = (command.max_new_tokens, command.temperature, command.top_p, command.seed)
-        for token in generate(stream, ids, *settings, eos=tokenizer.eos_token_id):
+        for token in generate(stream, ids, *settings, eos=eos):
             text.put(torch.tensor([token]))
         text.end()
         return
     torch.manual_seed(command.seed)
+    model.generation_config = GenerationConfig(eos_token_id=eos, pad_token_id=eos)  # the options say all the rest
     drawn = {"do_sample": True, "temperature": command.temperature, "top_p": command.top_p, "top_k": 0}
     model.generate(
         ids,
         attention_mask=torch.ones_like(ids),
         max_new_tokens=command.max_new_tokens,
         streamer=text,
-        pad_token_id=tokenizer.eos_token_id,
         **(drawn if command.temperature > 0 else {"do_sample": False}),
     )
 
 
 def stream_text(command: Stream, console: Console, error_console: Console) -> None:
-    from ematrace.report.language import StreamPrinter
+    from ematrace.report.streaming import StreamPrinter, legend
     from ematrace.spen import SpenForCausalLM, SpenStream
 
+    if command.pghu != PGHU() and not command.adapt:
+        raise ValueError("--pghu.*: settings of --adapt, which is not given")
+    if sys.stdin is None or sys.stdout is None:
+        raise ValueError(f"standard {'input' if sys.stdin is None else 'output'} is closed")
     if command.state is not None:
         writable(command.state)
     model, tokenizer, _ = load_language_model(command.model, command.device, command.mixer)
@@ -123,29 +131,34 @@ def stream_text(command: Stream, console: Console, error_console: Console) -> No
         raise ValueError(f"{command.model}: a {type(model).__name__}; only a SPEN has a state to stream with")
     pghu = command.pghu if command.adapt else None
     stream = SpenStream(model, pghu, decoder="auto" if command.decoder == "auto" else None)
-    resumed = command.state is not None and command.state.exists()
-    if command.state is not None and resumed:
+    if command.state is not None and command.state.exists():
         stream.load(command.state)
+    else:
+        stream.feed([end_of_text(command.model, tokenizer)])
     layout = ("text" if sys.stdout.isatty() else "tsv") if command.format == "auto" else command.format
-    printer = StreamPrinter(console, layout, tokenizer)
-    predicted = None if resumed else stream.feed([tokenizer.eos_token_id])[:, -1]
+    if layout == "text":
+        error_console.print(legend(console))
+    if sys.stdin.isatty():
+        error_console.print("reading what you type, line by line; end with Ctrl-D on a line of its own")
     finished = stream.snapshot()
     try:
+        printer = StreamPrinter(console, layout, tokenizer)
         for line in lines_of(sys.stdin.buffer, "standard input"):
             ids = tokenizer(line, split_special_tokens=True).input_ids
             if ids:
-                surprise = stream.surprise(ids, predicted)
-                predicted = surprise.predicted
-                printer.show(ids, surprise)
+                printer.show(ids, stream.surprise(ids))
                 finished = stream.snapshot()
-    except KeyboardInterrupt:  # the way to end a live feed: keep all lines that were read to their end
+        printer.close(stream, error_console)
+    finally:  # also after Ctrl-C, a line that is not UTF-8, or when nobody reads the output any more
         if command.state is not None:
             stream.restore(finished)
             stream.save(command.state)
-        raise
-    printer.close(stream, error_console)
-    if command.state is not None:
-        stream.save(command.state)
+
+
+def end_of_text(name: str, tokenizer: Any) -> int:
+    if tokenizer.eos_token_id is None:
+        raise ValueError(f"{name}: its tokenizer has no end-of-text token")
+    return int(tokenizer.eos_token_id)
 
 
 def lines_of(file: BinaryIO, name: str) -> Iterator[str]:
