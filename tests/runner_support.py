@@ -85,7 +85,7 @@ def executions(folder: Path) -> Counter[str]:
 def run_request(request: Request, **options) -> dict[str, str]:
     """Run what is not there yet: why units failed, by label."""
     plan = make_plan(request)
-    failed = run(plan.to_run, request.out, engine=request.engine, jobs=request.jobs, **options)
+    failed = run(plan.to_run, request.out, engine=request.engine, jobs=request.jobs, per_gpu=request.per_gpu, **options)
     return {unit.label: why for unit, why in failed.items()}
 
 

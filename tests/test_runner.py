@@ -116,7 +116,10 @@ def test_a_broken_file_in_its_place_is_named_and_kept_unless_fresh(away):
 
 @pytest.mark.parametrize(
     ("width", "why"),
-    [(13, r"ZeroDivisionError: thirteen is refused (squares.py, line "), (99, "its process died: ")],
+    [
+        (13, r"ZeroDivisionError: thirteen is refused (squares.py, line "),
+        (99, "its process was killed by SIGKILL (out of memory?), 3 times"),
+    ],
 )
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_a_unit_that_fails_or_dies_loses_no_other(away, width, why, jobs):
@@ -127,6 +130,24 @@ def test_a_unit_that_fails_or_dies_loses_no_other(away, width, why, jobs):
     assert "\n" not in next(iter(failed.values()))
     assert {file.factors["width"] for file in files_in(away / "out").values()} == {2, 3, 4}
     assert make_plan(squares(seeds=1)).to_run[0].factors == {"width": width}
+    assert executions(away)[f"{width} 0"] == (3 if width == 99 else 1)
+    assert [executions(away)[f"{other} 0"] for other in (2, 3, 4)] == [1, 1, 1]
+
+
+def test_a_unit_whose_process_is_killed_is_named_and_run_again(away):
+    """As a machine without memory does, once; the unit after it in the same job waits for it."""
+    for name in ("squares", "more_squares"):
+        write_own(away, name, widths="[2]", options='group="sums"')
+    path = away / "squares.py"
+    once = "    if LOG.read_text() == '2 0\\n':\n"
+    killed = f"{once}        os.kill(os.getpid(), signal.SIGTERM)\n    if width == 13"
+    path.write_text(path.read_text().replace("    if width == 13", killed))
+    lost = []
+    request = squares(names=("./squares.py", "./more_squares.py"), seeds=1)
+    assert run_request(request, lost=lambda unit, why: lost.append((unit.label, why))) == {}
+    assert lost == [("squares, width=2, seed 0", "its process was killed by SIGTERM")]
+    assert {file.experiment for file in files_in(away / "out").values()} == {"squares", "more_squares"}
+    assert executions(away)["2 0"] == 3
 
 
 def test_a_unit_that_fails_loses_no_other_of_its_group(away):
@@ -277,10 +298,16 @@ def wait_for(condition, seconds: float) -> bool:
 
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc to look for orphans")
-@pytest.mark.parametrize("way", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize("module", ["ematrace.cli", "ematrace.experiments"])
+@pytest.mark.parametrize(
+    ("module", "way"),
+    [
+        ("ematrace.cli", signal.SIGINT),
+        ("ematrace.experiments", signal.SIGTERM),
+        ("ematrace.cli", signal.SIGKILL),
+    ],
+)
 def test_a_stop_ends_all_processes_and_keeps_what_was_done(away, way, module):
-    """While workers are at work: Ctrl-C as from a terminal, to the whole group; SIGTERM to the command alone."""
+    """While workers are at work: Ctrl-C as from a terminal, to the whole group; the others to the command alone."""
     path = write_own(away, widths="[2, 3, 100, 101]")
     slow = "    if width > 99:\n        tempfile.mkdtemp(dir=ctx.scratch)\n        time.sleep(60)\n    ctx.share("
     path.write_text("import tempfile\n" + path.read_text().replace("    ctx.share(", slow))
@@ -299,7 +326,7 @@ def test_a_stop_ends_all_processes_and_keeps_what_was_done(away, way, module):
         else:
             process.send_signal(way)
         _, err = process.communicate(timeout=10)
-        assert process.returncode == 130
+        assert process.returncode == (-9 if way == signal.SIGKILL else 130)
         assert "Traceback" not in err
         assert wait_for(lambda: not session_members(process.pid), 5), session_members(process.pid)
     finally:
@@ -307,7 +334,8 @@ def test_a_stop_ends_all_processes_and_keeps_what_was_done(away, way, module):
             os.kill(pid, signal.SIGKILL)
         process.wait()
     assert {file.factors["width"] for file in files_in(away / "out").values()} == {2, 3}
-    assert [p for p in (away / "tmp").rglob("*") if "ematrace" in p.name] == []
+    if way != signal.SIGKILL:
+        assert [p for p in (away / "tmp").rglob("*") if "ematrace" in p.name] == []
     assert {unit.factors["width"] for unit in make_plan(squares(seeds=1)).to_run} == {100, 101}
 
 

@@ -228,13 +228,24 @@ def test_what_is_missing_is_said_with_the_command_that_has_it(monkeypatch, away)
     )
     assert missing(monkeypatch, True, "spen_streaming", scale="gpu") == ""
     assert missing(monkeypatch, True, "spen_training", scale="gpu") == (
-        "spen_training needs a text source: ematrace reproduce spen_training --data SOURCE --scale gpu"
+        "spen_training needs a text source: ematrace reproduce spen_training --scale gpu --data SOURCE"
     )
     assert missing(monkeypatch, True, "spen_training", scale="gpu", data="a.txt") == ""
     line = missing(monkeypatch, True, "spen_training", scale="gpu", data="nowhere.txt")
     assert line.startswith("spen_training needs readable text (nowhere.txt: ")
     assert line.endswith("ematrace reproduce spen_training --scale gpu --data nowhere.txt")
     assert missing(monkeypatch, False, "position") == ""
+    options = {"seeds": 3, "only": ("preset=spen-130m",), "settings": ("tokens=1e6",), "jobs": 2, "fresh": True}
+    assert missing(monkeypatch, True, "spen_training", **options).endswith(
+        "ematrace reproduce spen_training --scale gpu --seeds 3 --data SOURCE --only preset=spen-130m "
+        "--settings tokens=1e6 --jobs 2 --fresh"
+    )
+
+
+def test_an_option_without_effect_is_refused():
+    for options in ({"scale": "gpu"}, {"per_gpu": 2}):
+        with pytest.raises(ValueError, match=r"--(scale gpu|per-gpu): none of these experiments runs on a GPU"):
+            make_plan(Request(("position",), **options))
 
 
 def test_nothing_is_missing_for_what_is_there(monkeypatch):
@@ -304,13 +315,28 @@ def test_phases_keep_timings_alone_and_share_a_gpu_only_when_asked():
     assert shape(3) == [(cpu, False, 3), (gpu, True, 3), (timed, True, 1)]
 
 
+def test_how_many_share_a_gpu_is_not_how_many_run():
+    units = [unit_of(str(i), str(i), 1, scale="gpu") for i in range(4)]
+
+    def shape(jobs, per_gpu):
+        (phase,) = phases_of(units, jobs, default=lambda gpu: 100, per_gpu=per_gpu)
+        return phase.workers, phase.per_gpu
+
+    assert shape(None, None) == (100, None)
+    assert shape(8, 2) == (8, 2)
+    assert shape(None, 2) == (200, 2)
+    assert shape(8, None) == (8, None)
+    (timed,) = phases_of([unit_of("timed", "t", 1, scale="gpu", alone=True)], 8, per_gpu=2)
+    assert (timed.workers, timed.per_gpu) == (1, 1)
+
+
 def test_expected_time_by_hand():
     units = [unit_of(str(i), str(i), seconds) for i, seconds in enumerate((7, 5, 4, 3))]
-    assert expected_seconds(units, 1) == 19
-    assert expected_seconds(units, 2) == 10  # 7 + 3 beside 5 + 4
-    assert expected_seconds(units, 9) == 7
-    assert expected_seconds([*units, unit_of("timed", "t", 6, alone=True)], 2) == 16
-    assert expected_seconds([], 2) == 0
+    assert expected_seconds(phases_of(units, 1)) == 19
+    assert expected_seconds(phases_of(units, 2)) == 10  # 7 + 3 beside 5 + 4
+    assert expected_seconds(phases_of(units, 9)) == 7
+    assert expected_seconds(phases_of([*units, unit_of("timed", "t", 6, alone=True)], 2)) == 16
+    assert expected_seconds([]) == 0
 
 
 def test_ray_that_is_not_installed_is_said(monkeypatch):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from defects.planting import defect, replaced, with_result, wrap
+from defects.planting import constant, defect, replaced, with_result, wrap
 
 
 @defect("experiments.runner.plan", "test_runner.py", "second_run")
@@ -23,6 +23,12 @@ def file_of_other_settings_counts(plan: Any) -> None:
 def shards_overlap(units: Any) -> None:
     """Part 2 of 2 does what part 1 does, too."""
     wrap(units, "shard_of", lambda original: lambda found, index, count: original(found, 0, 1))
+
+
+@defect("experiments.runner.local", "test_runner.py", "killed_is_named_and_run_again")
+def killed_unit_is_given_up(local: Any) -> None:
+    """A unit whose process was killed once is never run again."""
+    constant(local, "MOST_LOSSES", lambda most: 1)
 
 
 @defect("experiments.runner.local", "test_runner.py", "loses_no_other_of_its_group")

@@ -74,7 +74,13 @@ def reproduce(request: Request) -> int:
         done += 1
         print(f"{time.monotonic() - started:6.0f} s  {done}/{len(plan.to_run)}  {unit.label}: {path}", flush=True)
 
-    failed = run(plan.to_run, request.out, engine=request.engine, jobs=request.jobs, written=written)
+    def lost(unit: Unit, why: str) -> None:
+        print(f"lost: {unit.label}: {why}; it runs again", file=sys.stderr, flush=True)
+
+    failed = run(
+        plan.to_run, request.out, engine=request.engine, jobs=request.jobs, per_gpu=request.per_gpu,
+        written=written, lost=lost,
+    )  # fmt: skip
     for unit, why in failed.items():
         print(f"failed: {unit.label}: {why}", file=sys.stderr)
     return 1 if failed else 0

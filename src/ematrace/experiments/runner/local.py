@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import signal
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Generator, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
@@ -15,7 +16,8 @@ from typing import Any
 from joblib.externals.loky import process_executor  # type: ignore[import-untyped]
 from joblib.externals.loky.backend.context import get_context  # type: ignore[import-untyped]
 
-from ematrace.experiments.runner.loop import Done, Event, Failed, Progress
+from ematrace.experiments.runner.loop import MOST_LOSSES, Done, Event, Failed, Lost, Progress
+from ematrace.experiments.runner.parent import end_with_parent
 from ematrace.experiments.runner.units import Job, Phase, Unit, available_cores, local_workers
 from ematrace.experiments.runner.worker import Failure, measure_unit
 from ematrace.results import CellFile
@@ -41,9 +43,11 @@ class LocalEngine:
 
     def events(self, phase: Phase) -> Generator[Event, None, None]:
         waiting = deque(phase.jobs)
+        losses: Counter[Unit] = Counter()
         # The processes fill the cores; a matmul on more threads would only make them wait for each other.
-        threads = max(1, available_cores() // phase.workers) if phase.gpu else 1
-        slots = [Slot(threads, self._scratch.name) for _ in range(min(phase.workers, len(phase.jobs)))]
+        workers = min(phase.workers, phase.per_gpu or phase.workers)  # they all see the same GPU
+        threads = max(1, available_cores() // workers) if phase.gpu else 1
+        slots = [Slot(threads, self._scratch.name) for _ in range(min(workers, len(phase.jobs)))]
         try:
             while True:
                 for slot in slots:
@@ -54,7 +58,18 @@ class LocalEngine:
                     return
                 connection.wait([slot.receiver for slot in busy], SECONDS_BETWEEN_LOOKS)
                 for slot in busy:
-                    yield from slot.collect()
+                    for event in slot.collect():
+                        if not isinstance(event, Lost):
+                            yield event
+                            continue
+                        losses[event.unit] += 1
+                        left = slot.take_back()
+                        if losses[event.unit] == MOST_LOSSES:
+                            yield Failed(left.popleft(), f"{event.why}, {MOST_LOSSES} times")
+                        else:
+                            yield event
+                        if left:  # last, when there may be more memory for it
+                            waiting.append(tuple(left))
         finally:
             for slot in slots:
                 slot.close()
@@ -69,6 +84,7 @@ class Slot:
         self.future: Future[CellFile | Failure] | None = None
         self._left: deque[Unit] = deque()
         self._unit: Unit | None = None
+        self._process: Any = None
         self._environment = dict.fromkeys(THREADS, str(threads))
         self._open()
 
@@ -76,8 +92,20 @@ class Slot:
         context: Any = get_context("loky")
         self.receiver, sender = context.Pipe(duplex=False)
         self._pool = process_executor.ProcessPoolExecutor(
-            1, context=context, initializer=_start_worker, initargs=(sender,), env=self._environment
+            1, context=context, initializer=_start_worker, initargs=(sender, os.getpid()), env=self._environment
         )
+
+    def _reopen(self) -> None:
+        self._pool.shutdown(kill_workers=True)
+        self.receiver.close()
+        self._open()
+
+    def take_back(self) -> deque[Unit]:
+        """The unit that was lost, and what was to follow it; the slot is free for another job."""
+        assert self._unit is not None
+        left, self._left = self._left, deque()
+        left.appendleft(self._unit)
+        return left
 
     def start(self, job: Job) -> None:
         self._left = deque(job)
@@ -88,7 +116,12 @@ class Slot:
         if self._left:
             self._unit = self._left.popleft()
             with _without_interrupts():  # a worker inherits this: Ctrl-C is the parent's business
-                self.future = self._pool.submit(_work, self._unit, self.scratch)
+                try:
+                    self.future = self._pool.submit(_work, self._unit, self.scratch)
+                except process_executor.BrokenProcessPool:  # it died between two units
+                    self._reopen()
+                    self.future = self._pool.submit(_work, self._unit, self.scratch)
+            self._process = next(iter(self._pool._processes.values()), self._process)
 
     def collect(self) -> Iterator[Event]:
         """What has happened since the last look."""
@@ -102,12 +135,12 @@ class Slot:
             return
         error = future.exception()
         if error is not None:  # not the unit's own error, which would have come back as a Failure
-            self._pool.shutdown(kill_workers=True)
-            self._open()
-            yield Failed(unit, f"its process died: {' '.join(str(error).split())}")
-        else:
-            result = future.result()
-            yield Failed(unit, result.why) if isinstance(result, Failure) else Done(unit, result)
+            self._reopen()
+            self.future = None
+            yield Lost(unit, how_it_ended(self._process.exitcode if self._process else None))
+            return
+        result = future.result()
+        yield Failed(unit, result.why) if isinstance(result, Failure) else Done(unit, result)
         self._next()
 
     def close(self) -> None:
@@ -116,11 +149,23 @@ class Slot:
         self.receiver.close()
 
 
+def how_it_ended(exit_code: int | None) -> str:
+    """
+    >>> how_it_ended(-9), how_it_ended(3)
+    ('its process was killed by SIGKILL (out of memory?)', 'its process ended with exit code 3')
+    """
+    if exit_code is None or exit_code >= 0:
+        return f"its process ended with exit code {exit_code}"
+    name = signal.Signals(-exit_code).name
+    return f"its process was killed by {name}{' (out of memory?)' if name == 'SIGKILL' else ''}"
+
+
 _sender: Any = None
 
 
-def _start_worker(sender: Any) -> None:
+def _start_worker(sender: Any, parent: int) -> None:
     global _sender
+    end_with_parent(parent)
     _sender = sender
     # loky ends workers that grow, taking it for a leak; here it is what units of a group share.
     process_executor._USE_PSUTIL = False

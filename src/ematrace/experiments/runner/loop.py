@@ -30,7 +30,17 @@ class Failed:
     why: str
 
 
-Event = Progress | Done | Failed
+@dataclass(frozen=True)
+class Lost:
+    """Its worker died; the unit is run again."""
+
+    unit: Unit
+    why: str
+
+
+Event = Progress | Done | Failed | Lost
+MOST_LOSSES = 3
+"""A unit whose worker dies this often is taken to be the cause."""
 
 
 class Engine(Protocol):
@@ -40,7 +50,7 @@ class Engine(Protocol):
         """How many run at a time where the request does not say."""
 
     def events(self, phase: Phase) -> Generator[Event, None, None]:
-        """Run the phase's jobs: one Done or Failed for each unit. Closing the iterator ends whatever is under way."""
+        """Run the phase's jobs: at last one Done or Failed for each unit. Closing it ends whatever is under way."""
 
 
 def open_engine(name: str) -> AbstractContextManager[Engine]:
@@ -59,17 +69,21 @@ def run(
     *,
     engine: str = "local",
     jobs: int | None = None,
+    per_gpu: int | None = None,
     progress: Callable[[Unit, float], None] = lambda unit, share: None,
     written: Callable[[Unit, Path], None] = lambda unit, path: None,
+    lost: Callable[[Unit, str], None] = lambda unit, why: None,
 ) -> dict[Unit, str]:
     """Measure all units and write their files; returns why units failed, which keeps no other from finishing.
+
+    A unit whose worker dies is run again, which `lost` is told, up to MOST_LOSSES times in all.
 
     Stopped half-way (Ctrl-C), it ends its workers at once. The files of finished units stay, and nothing else.
     """
     failed: dict[Unit, str] = {}
     out.mkdir(parents=True, exist_ok=True)  # now, not after minutes of work
     with open_engine(engine) as opened:
-        for phase in phases_of(units, jobs, opened.workers):
+        for phase in phases_of(units, jobs, opened.workers, per_gpu=per_gpu):
             with closing(opened.events(phase)) as events:
                 for event in events:
                     match event:
@@ -79,6 +93,8 @@ def run(
                         case Failed(unit, why):
                             failed[unit] = why
                             progress(unit, 1.0)
+                        case Lost(unit, why):
+                            lost(unit, why)
                         case Progress(unit, share):
                             progress(unit, share)
     return failed

@@ -12,13 +12,11 @@ from collections.abc import Generator, Iterator
 from types import TracebackType
 from typing import Any
 
-from ematrace.experiments.runner.loop import Done, Event, Failed
+from ematrace.experiments.runner.loop import MOST_LOSSES, Done, Event, Failed, Lost
 from ematrace.experiments.runner.units import Phase, Unit
 from ematrace.experiments.runner.worker import Failure, measure_unit
 from ematrace.results import CellFile
 
-MOST_LOSSES = 3
-"""A unit whose worker dies this often is taken to be the cause."""
 SECONDS_BETWEEN_LOOKS = 0.5
 UNLIMITED = 10**6
 
@@ -68,8 +66,7 @@ class RayEngine:
 
     def events(self, phase: Phase) -> Generator[Event, None, None]:
         ray = self._ray
-        # --jobs says how many share a GPU.
-        share = {"num_gpus": 1 / phase.workers if phase.workers < UNLIMITED else 1} if phase.gpu else {}
+        share = {"num_gpus": 1 / (phase.per_gpu or 1)} if phase.gpu else {}
         task = ray.remote(_work).options(num_returns="streaming", max_retries=0, num_cpus=1, **share)
         waiting = deque(deque(job) for job in phase.jobs)
         running: dict[Any, deque[Unit]] = {}
@@ -95,6 +92,8 @@ class RayEngine:
                         losses[left[0]] += 1
                         if losses[left[0]] >= MOST_LOSSES or isinstance(error, ray.exceptions.RayTaskError):
                             yield Failed(left.popleft(), f"its worker died: {' '.join(str(error).split())[:300]}")
+                        else:
+                            yield Lost(left[0], "its worker died")
                         if left:
                             waiting.append(left)
                         continue

@@ -8,7 +8,7 @@ import json
 import shlex
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -43,19 +43,14 @@ class Plan:
 
     def needs_text(self, asked: Sequence[str]) -> str:
         """One line: what is missing, and the command with everything in it that can be said; `asked` are its names."""
-        options: dict[str, None] = {}
+        options: dict[str, Any] = {}
         lines = []
         for experiment, needs in self.missing.items():
             lines.append(f"{experiment} needs {' and '.join(need.what for need in needs)}")
-            options |= dict.fromkeys(need.option for need in needs if need.option)
-        request = self.request
-        if request.scale == "gpu":
-            options["--scale gpu"] = None
-        if request.data is not None:
-            options[f"--data {shlex.quote(request.data)}"] = None
-        if request.engine != "local":
-            options[f"--engine {request.engine}"] = None
-        return f"{'; '.join(lines)}: {' '.join([COMMAND, *map(shlex.quote, asked), *options])}"
+            for need in needs:
+                options |= need.options
+        wanted = replace(self.request, names=tuple(asked), **options)
+        return f"{'; '.join(lines)}: {shlex.join([*COMMAND.split(), *wanted.words()])}"
 
     def describe(self, asked: Sequence[str]) -> str:
         """What would run, in lines for people."""
@@ -68,10 +63,10 @@ class Plan:
             lines.append(f"{name:{max(width, 10)}}  {to_run[name]:6}  {there[name]:5}  {each:12.0f}")
         count = len(self.to_run)
         lines.append(f"{count} unit{'' if count == 1 else 's'} to run, {len(self.there)} already in {self.request.out}")
-        phases = phases_of(self.to_run, self.request.jobs)
+        phases = phases_of(self.to_run, self.request.jobs, per_gpu=self.request.per_gpu)
         if phases:
             most = max(min(phase.workers, len(phase.jobs)) for phase in phases)
-            seconds = expected_seconds(self.to_run, self.request.jobs)
+            seconds = expected_seconds(phases)
             lines.append(f"expected time: {duration(seconds)} in {most} {'process' if most == 1 else 'processes'}")
         lines.append(f"missing: {self.needs_text(asked)}" if self.missing else "missing: nothing")
         return "\n".join(lines)
@@ -79,10 +74,10 @@ class Plan:
 
 @dataclass(frozen=True)
 class Need:
-    """Something that is not here, and the option that would say where it is."""
+    """Something that is not here, and the options that would say where it is."""
 
     what: str
-    option: str = ""
+    options: Mapping[str, str] = field(default_factory=dict)
 
 
 def duration(seconds: float) -> str:
@@ -118,13 +113,22 @@ def make_plan(request: Request) -> Plan:
     if unused := [name for name in changes if name not in applied]:
         raise ValueError(f"--settings: no experiment here has the setting '{unused[0]}'")
     experiments = {unit.experiment: find_experiment(unit.reference, unit.folder) for unit in found.values()}
-    if request.data is not None and all(e.data is None for e in experiments.values()):
-        raise ValueError("--data: none of these experiments reads text")
+    _refuse_options_without_effect(request, tuple(experiments.values()))
     units = shard_of(_only(tuple(found.values()), request), *request.part)
     there = () if request.fresh else tuple(unit for unit in units if _is_there(unit, request.out))
     to_run = {unit.experiment for unit in units if unit not in there}
     missing = {n: needs for n, e in experiments.items() if n in to_run and (needs := _needs(e, request))}
     return Plan(request, units, frozenset(there), missing)
+
+
+def _refuse_options_without_effect(request: Request, experiments: Sequence[Experiment]) -> None:
+    on_gpu = any(experiment.scale(request.scale) == "gpu" for experiment in experiments)
+    if request.data is not None and all(experiment.data is None for experiment in experiments):
+        raise ValueError("--data: none of these experiments reads text")
+    if request.scale == "gpu" and not on_gpu:
+        raise ValueError("--scale gpu: none of these experiments runs on a GPU")
+    if request.per_gpu is not None and not on_gpu:
+        raise ValueError("--per-gpu: none of these experiments runs on a GPU with these options")
 
 
 def _grids(request: Request, chosen: Mapping[str, Experiment]) -> list[tuple[str, str, Experiment, Grid, int]]:
@@ -231,11 +235,11 @@ def _needs(experiment: Experiment, request: Request) -> tuple[Need, ...]:
     if experiment.scale(request.scale) == "gpu":
         if not _sees_gpu(request):
             where = "the Ray cluster has none" if request.engine == "ray" else "torch sees none here"
-            needs.append(Need(f"a CUDA GPU ({where})", "--scale gpu"))
+            needs.append(Need(f"a CUDA GPU ({where})", {"scale": "gpu"}))
         elif request.scale != "gpu":
-            needs.append(Need("--scale gpu", "--scale gpu"))
+            needs.append(Need("--scale gpu", {"scale": "gpu"}))
     if experiment.data == NO_DEFAULT and request.data is None:
-        needs.append(Need("a text source", "--data SOURCE"))
+        needs.append(Need("a text source", {"data": "SOURCE"}))
     elif experiment.data is not None:
         from ematrace.text import open_source
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
 
@@ -39,7 +39,10 @@ class Request:
     only: tuple[str, ...] = _option((), "Only units with these factors: seed=3 preset=spen-130m experiment=controls.")
     settings: tuple[str, ...] = _option((), "Changed settings, as result files name them: sentences.train=1000.")
     shard: str = _option("1/1", "i/n runs part i of n; the n parts together are the whole, also on several machines.")
-    jobs: int | None = _option(None, "Processes (default: one per core; one for a GPU, which more may share).")
+    jobs: int | None = _option(None, "Processes at a time (default: one per core; --per-gpu for what runs on a GPU).")
+    per_gpu: int | None = _option(
+        None, "Processes that share a GPU (default: 1; on this machine, --jobs if it is given)."
+    )
     engine: Literal["local", "ray"] = _option("local", "ray runs on the cluster of RAY_ADDRESS, else on this machine.")
     fresh: bool = _option(False, "Measure again what is there already.")
     out: Path = _option(LOCAL, "Folder of the result files.")  # noqa: RUF009 - a Path does not change
@@ -47,11 +50,29 @@ class Request:
 
     def check(self) -> None:
         """ValueError for what no request can mean."""
-        for name in ("seeds", "jobs"):
+        for name in ("seeds", "jobs", "per_gpu"):
             value = getattr(self, name)
             if value is not None and value < 1:
-                raise ValueError(f"--{name} is {value}; it must be at least 1")
+                raise ValueError(f"--{name.replace('_', '-')} is {value}; it must be at least 1")
         _ = self.part
+
+    def words(self) -> list[str]:
+        """What a command line says to mean this request, but for --dry-run.
+
+        >>> Request(("position",), seeds=3, only=("seed=1", "k=2"), fresh=True).words()
+        ['position', '--seeds', '3', '--only', 'seed=1', 'k=2', '--fresh']
+        """
+        words = [*self.names]
+        for option in fields(self):
+            value = getattr(self, option.name)
+            if option.name in ("names", "dry_run") or value == option.default:
+                continue
+            words.append(f"--{option.name.replace('_', '-')}")
+            if isinstance(value, tuple):
+                words += value
+            elif not isinstance(value, bool):
+                words.append(str(value))
+        return words
 
     @property
     def part(self) -> tuple[int, int]:

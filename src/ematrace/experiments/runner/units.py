@@ -57,6 +57,8 @@ class Phase:
     gpu: bool
     workers: int
     """At most this many at a time."""
+    per_gpu: int | None = None
+    """At most this many on one GPU, where that is said."""
 
 
 def jobs_of(units: Sequence[Unit]) -> tuple[Job, ...]:
@@ -78,7 +80,11 @@ def local_workers(gpu: bool) -> int:
 
 
 def phases_of(
-    units: Sequence[Unit], workers: int | None, default: Callable[[bool], int] = local_workers
+    units: Sequence[Unit],
+    workers: int | None,
+    default: Callable[[bool], int] = local_workers,
+    *,
+    per_gpu: int | None = None,
 ) -> list[Phase]:
     """What runs on cores; then what shares the GPU; then, one at a time, what measures speed. Longest jobs first."""
     found = []
@@ -86,15 +92,16 @@ def phases_of(
         part = [unit for unit in units if (unit.scale == "gpu") == gpu and unit.alone == alone]
         if part:
             jobs = sorted(jobs_of(part), key=lambda job: -sum(unit.seconds for unit in job))
-            most = 1 if alone else workers or default(gpu)
-            found.append(Phase(tuple(jobs), gpu, most))
+            share = (1 if alone else per_gpu) if gpu else None
+            most = 1 if alone else workers or default(gpu) * (share or 1)
+            found.append(Phase(tuple(jobs), gpu, most, share))
     return found
 
 
-def expected_seconds(units: Sequence[Unit], workers: int | None) -> float:
-    """How long it takes when a free process always takes the longest job that is left."""
+def expected_seconds(phases: Sequence[Phase]) -> float:
+    """How long they take when a free process always takes the longest job that is left."""
     total = 0.0
-    for phase in phases_of(units, workers):
+    for phase in phases:
         ends = [0.0] * min(phase.workers, len(phase.jobs))
         for job in phase.jobs:
             heapq.heappush(ends, heapq.heappop(ends) + sum(unit.seconds for unit in job))
