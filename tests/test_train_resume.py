@@ -19,7 +19,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 import ematrace.spen  # noqa: F401  registers SPEN with the Auto classes
 from ematrace.train import DamagedCheckpoint, NonFiniteLoss, TrainConfig, build_model, train
-from ematrace.train.checkpoints import list_checkpoints, newest_intact, prune, verify, write_folder
+from ematrace.train.checkpoints import list_checkpoints, newest, prune, verify, write_folder
 from ematrace.train.state import AVERAGES, model_tensors, optimiser_tensors, read_model, read_optimiser
 from train_support import (
     GPT2,
@@ -162,7 +162,7 @@ def test_damaged_checkpoint_is_named_and_the_one_before_it_used(
     else:
         path.unlink()
     events: list[str] = []
-    chosen = newest_intact(config.out / "checkpoints", events.append)
+    chosen = newest(config.out / "checkpoints", verify, events.append)
     assert chosen is not None
     assert chosen.name == "step-00000015"
     (event,) = events
@@ -215,7 +215,8 @@ def test_a_folder_with_a_run_is_not_overwritten(whole: TrainConfig, tmp_path: Pa
 def test_contradicting_settings_are_refused_by_name(
     whole: TrainConfig, tmp_path: Path, field: str, value: object
 ) -> None:
-    config = copy_of(whole, tmp_path / "run", **{field: value})
+    of_the_preset = {"overrides": ()} if field == "preset" else {}
+    config = copy_of(whole, tmp_path / "run", **{field: value}, **of_the_preset)
     with pytest.raises(ValueError, match=f"field '{field}'"):
         train(config)
 

@@ -31,10 +31,10 @@ class HeldOut:
         return cls(source.validation_share, source.held_out_tails)
 
     @classmethod
-    def read(cls, record: dict[str, Any], where: Path, default: HeldOut) -> HeldOut:
+    def read(cls, record: dict[str, Any], where: str | Path, default: HeldOut) -> HeldOut:
         """As recorded; earlier versions recorded nothing and had the source's own share of documents."""
         share = record.get("validation_share")
-        tails = record.get("held_out_tails", False)
+        tails = record.get("held_out_tails") or False
         if share is None:
             return default
         if not isinstance(share, int | float) or not 0 < share < 1:

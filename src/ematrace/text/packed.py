@@ -82,7 +82,7 @@ class PackedTokens:
         if length + 1 > self.n_tokens:
             raise ValueError(
                 f"{self.index['source']}: a sequence of {length} tokens and its target do not fit in a corpus of "
-                f"{self.n_tokens} ({self.index['split']} split)"
+                f"{self.n_tokens} ({self.index['split']} split); give more text or a smaller --length"
             )
         return (self.n_tokens - 1) // length
 

@@ -20,6 +20,8 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from ematrace.files import read_json
+
 MANIFEST = "manifest.json"
 STATE = "state.json"
 OPTIMISER = "optimizer.safetensors"
@@ -56,9 +58,18 @@ def write_folder(target: Path, fill: Callable[[Path], None]) -> Path:
         _write_synced(temporary / MANIFEST, json.dumps({"files": entries}, indent=1).encode())
         _sync(temporary)
         _move_into_place(temporary, target)
+    except OSError as error:
+        raise _about_target(error, temporary, target) from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     return target
+
+
+def _about_target(error: OSError, temporary: Path, target: Path) -> OSError:
+    """A full disk does not say which file it was for, and the temporary folder is gone when the message is read."""
+    if error.errno is None:
+        return OSError(str(error).replace(str(temporary), str(target)))
+    return OSError(error.errno, error.strerror, str(error.filename or target).replace(str(temporary), str(target)))
 
 
 def _move_into_place(temporary: Path, target: Path) -> None:
@@ -94,8 +105,17 @@ def _sync(path: Path) -> None:
 
 
 def verify(folder: Path) -> None:
-    """The folder is as its manifest says, which lists what a checkpoint needs; else `DamagedCheckpoint`."""
-    listed = verify_manifest(folder)
+    """The folder is as its manifest says, which lists what a checkpoint needs; else `DamagedCheckpoint`.
+
+    A symbolic link is refused: what it points to can change or be shared with another run.
+    """
+    for path in (folder, *(folder.iterdir() if folder.is_dir() else ())):
+        if path.is_symlink():
+            raise DamagedCheckpoint(f"{path}: a symbolic link")
+    try:
+        listed = verify_manifest(folder)
+    except OSError as error:  # a file that may not be read
+        raise DamagedCheckpoint(f"{error.filename or folder}: {error.strerror or error}") from error
     if STATE not in listed or OPTIMISER not in listed:
         missing = STATE if STATE not in listed else OPTIMISER
         raise DamagedCheckpoint(f"{folder / MANIFEST}: field 'files': lists no {missing}")
@@ -105,7 +125,7 @@ def verify_manifest(folder: Path) -> set[str]:
     """Names of the files that the manifest lists; each is there, with its size and its SHA-256."""
     manifest = folder / MANIFEST
     try:
-        files = json.loads(manifest.read_text(encoding="utf-8"))["files"]
+        files = read_json(manifest)["files"]
         listed = {str(name): (int(e["bytes"]), str(e["sha256"])) for name, e in files.items()}
     except OSError as error:
         raise DamagedCheckpoint(f"{manifest}: {error.strerror or error}") from error
@@ -128,23 +148,29 @@ def verify_manifest(folder: Path) -> set[str]:
 def list_checkpoints(folder: Path) -> list[Path]:
     """Oldest first. Half-written ones have other names and are left out."""
     if not folder.is_dir():
+        if folder.exists() or folder.is_symlink():
+            raise NotADirectoryError(f"{folder}: not a folder, so the checkpoints of this run are not there")
         return []
     return sorted((p for p in folder.iterdir() if _NAME.fullmatch(p.name)), key=step_of)
 
 
-def newest_intact(folder: Path, warn: Callable[[str], None]) -> Path | None:
-    """The newest checkpoint that verifies, None if there are none at all; `warn` is called for each damaged one."""
-    refused = []
+def newest(folder: Path, check: Callable[[Path], None], warn: Callable[[str], None]) -> Path | None:
+    """The newest checkpoint that passes `check`, None if there are none at all; `warn` is told of those that do not."""
+    refused: list[DamagedCheckpoint] = []
     for checkpoint in reversed(list_checkpoints(folder)):
         try:
-            verify(checkpoint)
+            check(checkpoint)
         except DamagedCheckpoint as error:
-            refused.append(str(error))
-            warn(f"checkpoint refused: {error}")
+            refused.append(error)
             continue
+        for reason in refused:
+            warn(f"checkpoint refused, using {checkpoint.name}: {reason}")
         return checkpoint
+    if refused and len({type(error) for error in refused}) == 1 and type(refused[0]) is not DamagedCheckpoint:
+        raise refused[0]
     if refused:
-        raise DamagedCheckpoint(f"{folder}: no intact checkpoint to resume from ({'; '.join(refused)})")
+        reasons = "; ".join(str(error) for error in refused)
+        raise DamagedCheckpoint(f"{folder}: no intact checkpoint to resume from ({reasons})")
     return None
 
 
@@ -157,30 +183,26 @@ def prune(folder: Path, *, step: int, keep: int | None = None) -> None:
         # Renamed first: a folder that is half removed must not look like a checkpoint.
         doomed = checkpoint.with_name(f".{checkpoint.name}.{uuid.uuid4().hex}{_PART}")
         checkpoint.rename(doomed)
-        shutil.rmtree(doomed, ignore_errors=True)
+        _remove(doomed)
 
 
 def remove_parts(folder: Path) -> None:
     """Remove what a killed process left half written or half removed."""
     if folder.is_dir():
         for part in folder.glob(f".*{_PART}"):
-            shutil.rmtree(part, ignore_errors=True)
+            _remove(part)
+
+
+def _remove(path: Path) -> None:
+    """A folder, a file, or a symbolic link, without what it points to."""
+    if path.is_symlink() or path.is_file():
+        path.unlink(missing_ok=True)
+    else:
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def write_state(folder: Path, state: Mapping[str, Any]) -> None:
     (folder / STATE).write_text(json.dumps(state, indent=1, allow_nan=False), encoding="utf-8")
-
-
-def read_state(folder: Path) -> dict[str, Any]:
-    try:
-        state = json.loads((folder / STATE).read_text(encoding="utf-8"))
-    except OSError as error:
-        raise DamagedCheckpoint(f"{folder / STATE}: {error.strerror or error}") from error
-    except ValueError as error:
-        raise DamagedCheckpoint(f"{folder / STATE}: not JSON") from error
-    if not isinstance(state, dict) or not isinstance(state.get("step"), int):
-        raise DamagedCheckpoint(f"{folder / STATE}: field 'step': missing")
-    return state
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, get_args, get_type_hints
+
+import msgspec
 
 from ematrace.names import did_you_mean
 
@@ -18,23 +20,34 @@ Parallel = Literal["ddp", "fsdp"]
 class TrainConfig:
     """Train a language model, in one process or in several under torchrun, with the same batches either way.
 
-    A field that is None takes the preset's value: the paper's for the 130M presets, small ones for a laptop otherwise.
-    Example: `ematrace train --preset spen-tiny --data builtin --out run`, then `ematrace eval run --data builtin`.
+    Examples: `ematrace train --data mine.txt`, then `ematrace eval run --data mine.txt`;
+    `ematrace train --preset spen-tiny --data builtin --out run`. A field that is None takes the preset's value, and on
+    `--resume` the run's own:
+
+        preset  tokens  sequences x length  lr    warm-up  checkpoint every
+        tiny    1M      16 x 256            3e-3  20       50 steps
+        7m      20M     32 x 512            1e-3  100      100 steps
+        130m    8B      224 x 2048          6e-4  1000     250 steps (the paper's)
     """
 
-    preset: str
+    data: str
+    """Training text: `builtin`, a path, folder or glob (.txt, .jsonl, also .xz/.gz/.zst; .conllu), or
+    hf:NAME[/CONFIG]."""
+    preset: str = "spen-tiny"
     """spen-130m, spen-7m, spen-tiny; a transformer of the same size: gpt2-130m, gpt2-7m, gpt2-tiny; or any mixer:
     skeleton-130m, skeleton-7m, skeleton-tiny with `--overrides mixer=NAME`."""
-    data: str
-    """Training text: `builtin`, a path or glob (.txt, .jsonl, also .xz/.gz/.zst; .conllu), or hf:NAME[/CONFIG]."""
-    out: Path
+    out: Path = Path("run")
     """Folder of the run: checkpoints, metrics.jsonl, summary.json and, at the end, model/."""
     validation: str | None = None
-    """Validation text; None holds out documents of the training text, chosen by a hash of their names."""
+    """Validation text; None holds out a part of the training text."""
+    validation_share: float | None = None
+    """Share of the training text that is held out: documents, chosen by a hash of their names, or the end of each where
+    there are few. None is 1% of the documents (5% of `builtin`), more of a small text."""
     tokenizer: str | None = None
-    """`gpt2`, a folder or a file, or `bpe`, trained on the training text; None is bpe for `builtin`, else gpt2."""
-    vocab_size: int = 4096
-    """Vocabulary size of a BPE tokenizer trained on the training text."""
+    """`bpe`, trained on the training text, `gpt2`, a folder or a file; None is gpt2 where this machine has it, else bpe
+    (always bpe for `builtin`)."""
+    vocab_size: int | None = None
+    """Vocabulary size of a BPE tokenizer trained on the training text; None is 4096, less for a small text."""
     overrides: tuple[str, ...] = ()
     """Fields of the model's config, as field=value: `k=64 ffn=dense`."""
     tokens: int | None = None
@@ -126,7 +139,8 @@ PRESETS = tuple(f"{family}-{size}" for family in FAMILIES for size in RECIPES)
 # A resumed run must have the settings that determine its loss curve. `tokens` is one of them: the cosine ends there.
 # Devices, processes, logging and checkpoints may change.
 FIXED_FIELDS = (
-    *("preset", "overrides", "data", "validation", "tokenizer", "vocab_size", "tokens", "sequences", "length"),
+    *("preset", "overrides", "data", "validation", "validation_share", "tokenizer", "vocab_size"),
+    *("tokens", "sequences", "length"),
     *("micro_batch", "lr", "final_lr", "warmup", "betas", "weight_decay", "clip", "seed", "precision"),
     "reset_at_documents",
 )
@@ -175,8 +189,16 @@ def check_config(config: TrainConfig) -> None:
     if len(config.betas) != 2 or not all(0.0 <= beta < 1.0 for beta in config.betas):
         raise ValueError(f"betas is {config.betas}; it must be two numbers in [0, 1)")
     for name, least in (("keep", 1), ("log_every", 1), ("seed", 0), ("weight_decay", 0.0), ("vocab_size", 258)):
-        if not getattr(config, name) >= least:
-            raise ValueError(f"{name} is {getattr(config, name)}; it must be at least {least}")
+        value = getattr(config, name)
+        if value is not None and not value >= least:
+            raise ValueError(f"{name} is {value}; it must be at least {least}")
+    if config.vocab_size is not None and config.tokenizer not in (None, "bpe"):
+        raise ValueError(f"vocab_size: the tokenizer {config.tokenizer} has its own; only bpe is trained")
+    if config.validation_share is not None:
+        if not 0 < config.validation_share < 1:
+            raise ValueError(f"validation_share is {config.validation_share}; it must be between 0 and 1")
+        if config.validation is not None:
+            raise ValueError("validation_share: nothing is held out of the training text when validation is given")
     if not config.clip > 0:
         raise ValueError(f"clip is {config.clip}; it must be positive")
     if config.compile and config.reset_at_documents:
@@ -185,15 +207,33 @@ def check_config(config: TrainConfig) -> None:
 
 def record_of(config: TrainConfig, recipe: Recipe, precision: Precision) -> dict[str, Any]:
     """The run's settings as plain JSON, defaults filled in."""
-    record = asdict(config) | asdict(recipe) | {"precision": precision, "out": str(config.out)}
-    plain: dict[str, Any] = json.loads(json.dumps(record))
+    return as_plain(config) | as_plain(recipe) | {"precision": precision}
+
+
+def as_plain(settings: TrainConfig | Recipe) -> dict[str, Any]:
+    """Settings as plain JSON."""
+    plain: dict[str, Any] = json.loads(json.dumps(asdict(settings), default=str))
     return plain
 
 
-def refuse_contradiction(recorded: Mapping[str, Any], present: Mapping[str, Any], where: str | Path) -> None:
-    """ValueError if a run would be resumed with other settings than it started with."""
+def adopt(config: TrainConfig, recorded: Mapping[str, Any], where: str | Path) -> TrainConfig:
+    """`config` with what it leaves unset as it was recorded for a run that goes on."""
+    hints = get_type_hints(TrainConfig)
+    adopted = {}
     for name in FIXED_FIELDS:
-        if recorded.get(name) != present[name]:
+        value = recorded.get(name)
+        if getattr(config, name) is None and value is not None:
+            try:
+                adopted[name] = msgspec.convert(value, hints[name])
+            except msgspec.ValidationError as error:
+                raise ValueError(f"{where}: field '{name}': {error}") from None
+    return replace(config, **adopted)
+
+
+def refuse_contradiction(recorded: Mapping[str, Any], present: Mapping[str, Any], where: str | Path) -> None:
+    """ValueError if a run would be resumed with other settings than it started with; those left unset do not count."""
+    for name in FIXED_FIELDS:
+        if present[name] is not None and recorded.get(name) != present[name]:
             raise ValueError(
                 f"{where}: field '{name}': the run has {recorded.get(name)!r}, this command has {present[name]!r}"
             )

@@ -7,6 +7,7 @@ first two, so a run that was stopped and resumed goes through the same numbers a
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
@@ -17,11 +18,15 @@ import torch
 
 from ematrace.files import write_atomically
 from ematrace.models.flops import flops_per_token
+from ematrace.text import open_source
+from ematrace.text.held_out import HeldOut
 from ematrace.train import checkpoints, metrics, state, summary
 from ematrace.train.config import (
     Precision,
     Recipe,
     TrainConfig,
+    adopt,
+    as_plain,
     check_config,
     record_of,
     refuse_contradiction,
@@ -33,10 +38,13 @@ from ematrace.train.loss import LanguageModelLoss, refuse_packing
 from ematrace.train.metrics import Display, Silent
 from ematrace.train.models import build_model
 from ematrace.train.optimiser import build_optimiser
-from ematrace.train.run import Run, Update
+from ematrace.train.resume import CONFIG, read_state, recorded_settings, starting_point
+from ematrace.train.run import Run, Update, refuse_cuda_graphs, share_micro_batches
 from ematrace.train.signals import stop_on_signals
 from ematrace.train.step import Gradients
 from ematrace.train.summary import TrainSummary
+
+VOCABULARY_TO_TRY = 4096  # for a model without weights, before there is a tokenizer
 
 
 def train(config: TrainConfig, *, display: Display | None = None) -> TrainSummary:
@@ -46,38 +54,70 @@ def train(config: TrainConfig, *, display: Display | None = None) -> TrainSummar
     with open_world(config.device) as world:
         shown: Display = display if display is not None and world.first else Silent()
         try:
+            _refuse_before_work(config, recipe, world)
             with _sole_writer(config.out, world):
-                return _train(config, recipe, world, shown)
+                return _train(config, world, shown)
         finally:
             shown.close()
 
 
+def _refuse_before_work(config: TrainConfig, recipe: Recipe, world: World) -> None:
+    """What cannot work is found out before text is read, a tokenizer trained and files written."""
+    for spec in (config.data, config.validation):
+        if spec is not None:
+            open_source(spec)
+    with torch.device("meta"):
+        model = build_model(config.preset, VOCABULARY_TO_TRY, 0, config.overrides, length=recipe.length)
+    if config.reset_at_documents:
+        refuse_packing(LanguageModelLoss(model), config.preset)
+    share_micro_batches(recipe, world)
+    refuse_cuda_graphs(config, world)
+    if config.tensorboard:
+        metrics.import_tensorboard()
+
+
 @contextmanager
 def _sole_writer(out: Path, world: World) -> Iterator[None]:
-    """Two runs in one folder would mix their checkpoints. The lock ends with the process, however that ends."""
+    """Two runs in one folder would mix their checkpoints. The lock ends with the process, however that ends.
+
+    A run that fails before it has begun leaves no folder behind.
+    """
     if not world.first:
         yield
         return
     from filelock import FileLock, Timeout
 
+    fresh = not out.exists()
     out.mkdir(parents=True, exist_ok=True)
     try:
         held = FileLock(out / ".lock").acquire(timeout=0)
     except Timeout:
         raise ValueError(f"{out}: another process is training in this folder") from None
-    with held:
-        yield
+    try:
+        with held:
+            yield
+    finally:
+        if fresh and not (out / CONFIG).exists():
+            shutil.rmtree(out, ignore_errors=True)
 
 
-def _train(config: TrainConfig, recipe: Recipe, world: World, display: Display) -> TrainSummary:
+def _train(config: TrainConfig, world: World, display: Display) -> TrainSummary:
+    recorded, where = world.broadcast(recorded_settings(config) if world.first else None)
+    held_out = None
+    if recorded is not None:
+        refuse_contradiction(recorded, as_plain(config), where)
+        config = adopt(config, recorded, where)
+        held_out = HeldOut.read(recorded, where, HeldOut.of(open_source(config.data)))
     precision: Precision = config.precision or ("bfloat16" if world.device.type == "cuda" else "float32")
+    begun = world.broadcast((config.out / CONFIG).exists())
+    asked = resolve_recipe(config)
+    data = prepare(config, asked, world, begun=begun, notify=display.on_event, held_out=held_out)
+    recipe = data.recipe
     record = record_of(config, recipe, precision)
-    chosen = world.broadcast(_starting_point(config, record, display) if world.first else None)
-    start = None if chosen is None else Path(chosen)
-    begun = world.broadcast((config.out / "config.json").exists())
-    data = prepare(config, recipe, world, begun=begun, notify=display.on_event)
+    if config.validation is None:
+        record |= data.held_out.record()
     with fast_matmul(world.device):
-        run = _set_up(config, recipe, record, world, data, start)
+        run, start = _set_up(config, recipe, record, world, data, display)
         threads = torch.get_num_threads()
         peak = world.broadcast(metrics.matmul_ceiling(world.device, precision, threads) if world.first else None)
         if world.first:
@@ -85,42 +125,12 @@ def _train(config: TrainConfig, recipe: Recipe, world: World, display: Display) 
                 checkpoints.remove_parts(folder)
             if config.resume not in ("auto", "never"):
                 checkpoints.prune(run.checkpoint_folder, step=run.step)
-            write_atomically(config.out / "config.json", json.dumps(record, indent=1).encode())
+            write_atomically(config.out / CONFIG, json.dumps(record, indent=1).encode())
             if start is not None:
                 display.on_event(f"resumed from {start}")
         speed = _Speed(flops_per_token(run.model, recipe.length), peak * world.size)
         stopped = _loop(run, speed, display)
         return _finish(run, data, speed, peak, stopped, display)
-
-
-def _starting_point(config: TrainConfig, record: Mapping[str, Any], display: Display) -> str | None:
-    """The checkpoint to resume from, or None for a fresh run; refuses to mix two runs in one folder."""
-    folder = config.out / "checkpoints"
-    settings = config.out / "config.json"
-    present = settings.exists() or bool(checkpoints.list_checkpoints(folder))
-    if config.resume == "never":
-        if present:
-            raise ValueError(
-                f"{config.out}: a run is in this folder; continue it with --resume auto, or choose another"
-            )
-        return None
-    if settings.exists():
-        try:
-            recorded = json.loads(settings.read_text(encoding="utf-8"))
-        except ValueError:
-            raise ValueError(f"{settings}: not JSON") from None
-        refuse_contradiction(recorded, record, settings)
-    chosen = checkpoints.newest_intact(folder, display.on_event) if config.resume == "auto" else Path(config.resume)
-    if chosen is None:
-        return None
-    if config.resume != "auto":
-        if present and chosen.resolve().parent != folder.resolve():
-            raise ValueError(f"{config.out}: another run is in this folder; choose one that is empty")
-        if not chosen.is_dir():
-            raise ValueError(f"resume is {config.resume!r}: not auto, never or a checkpoint's folder")
-        checkpoints.verify(chosen)
-    refuse_contradiction(checkpoints.read_state(chosen)["config"], record, chosen / checkpoints.STATE)
-    return str(chosen)
 
 
 def _set_up(
@@ -129,20 +139,24 @@ def _set_up(
     record: Mapping[str, Any],
     world: World,
     data: TrainingData,
-    start: Path | None,
-) -> Run:
+    display: Display,
+) -> tuple[Run, Path | None]:
+    """The run, and the checkpoint that it goes on from."""
     state.seed_everything(config.seed)
     entries, eos = len(data.tokenizer), data.tokenizer.eos_token_id
     model = build_model(config.preset, entries, eos, config.overrides, length=recipe.length)
     if model.config.vocab_size < entries:
         sizes = f"the model has {model.config.vocab_size} entries, the tokenizer {entries}"
         raise ValueError(f"field 'vocab_size': {sizes}")
+    chosen = None
+    if world.first:
+        chosen = starting_point(config, record, data.fingerprints, recipe.steps, model, display.on_event)
+    chosen = world.broadcast(None if chosen is None else str(chosen))
+    start = None if chosen is None else Path(chosen)
     if start is not None:
         state.read_model(model, start)
     loss = LanguageModelLoss(model.to(world.device))
     loss.train()
-    if config.reset_at_documents:
-        refuse_packing(loss, config.preset)
     bfloat16 = record["precision"] == "bfloat16"
     compiled = config.compile
     if compiled is None:
@@ -166,8 +180,8 @@ def _set_up(
     )
     run.validation_windows()  # a validation text that is too short is found out now
     if start is not None:
-        run.restore(start, checkpoints.read_state(start))
-    return run
+        run.restore(start, read_state(start))
+    return run, start
 
 
 @contextmanager
@@ -200,7 +214,7 @@ def _loop(run: Run, speed: _Speed, display: Display) -> str | None:
         stop_requested = stack.enter_context(stop_on_signals())
         lines = board = None
         if first:
-            lines = metrics.MetricsFile(config.out / "metrics.jsonl", after_step=run.step)
+            lines = metrics.MetricsFile(config.out / "metrics.jsonl", after_step=run.step, warn=display.on_event)
             stack.callback(lines.close)
             if config.tensorboard:
                 board = metrics.open_tensorboard(config.out / "tensorboard", after_step=run.step)

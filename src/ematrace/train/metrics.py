@@ -5,14 +5,15 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
+from itertools import count
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 
-from ematrace.files import write_atomically
+from ematrace.files import parse_json, write_atomically
 from ematrace.train.config import Precision
 
 
@@ -44,38 +45,66 @@ class Silent:
 class MetricsFile:
     """metrics.jsonl: one line per step, numbers in full precision, so that two curves can be compared bit for bit."""
 
-    def __init__(self, path: Path, *, after_step: int):
-        """Lines past `after_step` belong to steps that are about to be done again."""
-        self.path = path
-        kept = [line for line in self._lines() if line["step"] <= after_step]
-        write_atomically(path, "".join(json.dumps(line) + "\n" for line in kept).encode())
-        self._file = path.open("a", encoding="utf-8")
+    def __init__(self, path: Path, *, after_step: int, warn: Callable[[str], None] = lambda _: None):
+        """Lines past `after_step` belong to steps that are about to be done again.
 
-    def _lines(self) -> list[dict[str, Any]]:
-        if not self.path.exists():
-            return []
-        lines = []
-        for text in self.path.read_text(encoding="utf-8").splitlines():
-            try:
-                lines.append(json.loads(text))
-            except json.JSONDecodeError:  # the last line of a killed run may be cut short
-                break
-        return lines
+        Nothing else is lost: of a damaged file every good line is kept, and the file as it was beside it.
+        """
+        self.path = path
+        content = path.read_bytes() if path.exists() else b""
+        good, damaged = sort_lines(content)
+        if damaged or (good and not after_step):
+            aside = _keep_aside(path, content)
+            what = f"{len(damaged)} damaged" if damaged else "those of a run without a checkpoint"
+            warn(f"{path}: lines left out: {what}; the file as it was is {aside.name}")
+        kept = b"".join(line + b"\n" for line, values in good if values["step"] <= after_step)
+        if kept != content:
+            write_atomically(path, kept)
+        self._file = path.open("ab", buffering=0)  # nothing left to write when it is closed after an error
 
     def write(self, metrics: Mapping[str, Any]) -> None:
-        self._file.write(json.dumps(metrics) + "\n")
-        self._file.flush()
+        line = memoryview(json.dumps(metrics).encode() + b"\n")
+        try:
+            while line:
+                line = line[self._file.write(line) :]
+        except OSError as error:  # a full disk; the part of a line that is there now is dropped on resume
+            raise OSError(error.errno, error.strerror, str(self.path)) from error
 
     def close(self) -> None:
         self._file.close()
 
 
-def open_tensorboard(folder: Path, *, after_step: int) -> Any:
+def sort_lines(content: bytes) -> tuple[list[tuple[bytes, dict[str, Any]]], list[bytes]]:
+    """Lines with what they hold, and lines that hold no step; a last one without its end is in neither."""
+    good, damaged = [], []
+    for line in content.split(b"\n")[:-1]:
+        try:
+            values = parse_json(line, "", allow_nan=True)
+        except ValueError:
+            values = {}
+        if type(values.get("step")) is int and values["step"] > 0:
+            good.append((line, values))
+        else:
+            damaged.append(line)
+    return good, damaged
+
+
+def _keep_aside(path: Path, content: bytes) -> Path:
+    """A copy under the first free name `NAME.1`, `NAME.2`, ..."""
+    free = next(other for n in count(1) if not (other := path.with_name(f"{path.name}.{n}")).exists())
+    return write_atomically(free, content)
+
+
+def import_tensorboard() -> Any:
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
         raise ValueError("tensorboard is not installed; pip install 'ematrace[tensorboard]'") from None
-    return SummaryWriter(str(folder), purge_step=after_step + 1)
+    return SummaryWriter
+
+
+def open_tensorboard(folder: Path, *, after_step: int) -> Any:
+    return import_tensorboard()(str(folder), purge_step=after_step + 1)
 
 
 @cache

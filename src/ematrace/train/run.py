@@ -65,6 +65,20 @@ class _Launched:
     """By the clock of `time.perf_counter`."""
 
 
+def share_micro_batches(recipe: Recipe, world: World) -> range:
+    """Numbers of this process's micro-batches in every step."""
+    advice = "choose another micro_batch or number of processes"
+    return world.share(recipe.sequences // recipe.micro_batch, "micro-batches", advice)
+
+
+def refuse_cuda_graphs(config: TrainConfig, world: World) -> str | None:
+    """Why steps cannot be CUDA graphs, if so; an error where they were asked for."""
+    obstacle = graph_obstacle(world, packed=config.reset_at_documents)
+    if config.cuda_graphs and obstacle is not None:
+        raise ValueError(f"cuda_graphs: {obstacle}")
+    return obstacle
+
+
 @dataclass
 class Run:
     """Everything that an update touches."""
@@ -86,12 +100,9 @@ class Run:
     started: float = field(default_factory=time.perf_counter)
 
     def __post_init__(self) -> None:
-        advice = "choose another micro_batch or number of processes"
-        self.share = self.world.share(self.recipe.sequences // self.recipe.micro_batch, "micro-batches", advice)
+        self.share = share_micro_batches(self.recipe, self.world)
         self.data_position: Mapping[str, Any] = self.batches.position()
-        self.graph_obstacle = graph_obstacle(self.world, packed=self.config.reset_at_documents)
-        if self.config.cuda_graphs and self.graph_obstacle is not None:
-            raise ValueError(f"cuda_graphs: {self.graph_obstacle}")
+        self.graph_obstacle = refuse_cuda_graphs(self.config, self.world)
 
     @property
     def checkpoint_folder(self) -> Path:
@@ -223,8 +234,6 @@ class Run:
 
     def restore(self, folder: Path, saved: Mapping[str, Any]) -> None:
         """Everything but the weights, which were read before they were sharded."""
-        if dict(self.fingerprints) != saved["data_fingerprints"]:
-            raise ValueError(f"{folder}: field 'data_fingerprints': the run was on other text than `data` is now")
         state.read_optimiser(self.model, self.gradients.optimiser, folder)
         self.batches.restore(saved["data_position"])
         self.data_position = saved["data_position"]
@@ -244,7 +253,8 @@ class Run:
             def fill(part: Path) -> None:
                 state.write_model(self.model, weights, self.tokenizer, part)
                 text = open_source(self.config.data).text_fingerprint()
-                trained_on = {"text": text, "held_out": self.config.validation is None}
+                part_held_out = {name: self.record.get(name) for name in ("validation_share", "held_out_tails")}
+                trained_on = {"text": text, "held_out": self.config.validation is None} | part_held_out
                 (part / TRAINING).write_text(json.dumps(trained_on | {"settings": dict(self.record)}, indent=1))
                 if train is not None:
                     Unigram(train.counts()).save(part / UNIGRAM)

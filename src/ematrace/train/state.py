@@ -74,9 +74,25 @@ def write_optimiser(tensors: Tensors, folder: Path) -> None:
     write_tensors(folder / OPTIMISER, tensors)
 
 
+def check_tensors(model: nn.Module, folder: Path) -> None:
+    """`DamagedCheckpoint` unless weights and averages in `folder` are finite and fit `model` in name and shape."""
+    weights, averages = sorted(folder.glob("model*.safetensors")), [folder / OPTIMISER]
+    for path in (*weights, *averages):
+        for name, tensor in read_tensors([path]).items():
+            if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
+                raise DamagedCheckpoint(f"{path}: tensor '{name}': not finite")
+    _check_weights(model, upgrade_names(model, read_tensors(weights)), folder)
+    _check_averages(model, _upgrade_averages(model, read_tensors(averages)), folder)
+
+
 def read_model(model: nn.Module, folder: Path) -> None:
     """Weights of a whole (not yet sharded) model; a tied weight is written once. Names of earlier versions are read."""
     tensors = upgrade_names(model, read_tensors(sorted(folder.glob("model*.safetensors"))))
+    _check_weights(model, tensors, folder)
+    model.load_state_dict(tensors, strict=False)
+
+
+def _check_weights(model: nn.Module, tensors: Tensors, folder: Path) -> None:
     parameters = dict(model.named_parameters()) | dict(model.named_buffers())
     for name, parameter in parameters.items():
         if name in tensors and tensors[name].shape != parameter.shape:
@@ -87,25 +103,32 @@ def read_model(model: nn.Module, folder: Path) -> None:
     if missing or unknown:
         problem = f"has no tensor '{missing[0]}'" if missing else f"has a tensor '{unknown[0]}' that the model lacks"
         raise DamagedCheckpoint(f"{folder}/model.safetensors: {problem}")
-    model.load_state_dict(tensors, strict=False)
 
 
 def read_optimiser(model: nn.Module, optimiser: torch.optim.Optimizer, folder: Path) -> None:
     """AdamW's averages for the model's parameters, each process its shard."""
     tensors = _upgrade_averages(model, read_tensors([folder / OPTIMISER]))
+    _check_averages(model, tensors, folder)
     fused = any(group.get("fused") for group in optimiser.param_groups)
     for name, parameter in model.named_parameters():
         keys = {average: f"{average}.{name}" for average in AVERAGES}
-        if not any(key in tensors for key in keys.values()):
-            continue
-        for key in keys.values():
+        if any(key in tensors for key in keys.values()):
+            optimiser.state[parameter] = {
+                # A fused step keeps its count on the device.
+                "step": tensors["step"].clone().to(parameter.device if fused else "cpu"),
+                **{average: _like(tensors[key], parameter) for average, key in keys.items()},
+            }
+
+
+def _check_averages(model: nn.Module, tensors: Tensors, folder: Path) -> None:
+    """A parameter that was never used has no averages, the others have both."""
+    if "step" not in tensors or tensors["step"].numel() != 1:
+        raise DamagedCheckpoint(f"{folder / OPTIMISER}: tensor 'step': missing or of another shape")
+    for name, parameter in model.named_parameters():
+        keys = [f"{average}.{name}" for average in AVERAGES]
+        for key in keys if any(key in tensors for key in keys) else ():
             if key not in tensors or tensors[key].shape != parameter.shape:
                 raise DamagedCheckpoint(f"{folder / OPTIMISER}: tensor '{key}': missing or of another shape")
-        optimiser.state[parameter] = {
-            # A fused step keeps its count on the device.
-            "step": tensors["step"].clone().to(parameter.device if fused else "cpu"),
-            **{average: _like(tensors[key], parameter) for average, key in keys.items()},
-        }
 
 
 def _upgrade_averages(model: nn.Module, tensors: Tensors) -> Tensors:
@@ -137,6 +160,18 @@ def random_state(device: torch.device) -> dict[str, Any]:
     if device.type == "cuda":
         state["cuda"] = torch.cuda.get_rng_state(device).numpy().tobytes().hex()
     return state
+
+
+def check_random_state(state: Mapping[str, Any], where: Path) -> None:
+    """`DamagedCheckpoint` unless the generators take it; they are left as they were."""
+    before = random_state(torch.device("cpu"))
+    try:
+        restore_random_state(state, torch.device("cpu"))
+    except (KeyError, TypeError, ValueError, RuntimeError, OverflowError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise DamagedCheckpoint(f"{where}: field 'random': {reason}") from error
+    finally:
+        restore_random_state(before, torch.device("cpu"))
 
 
 def restore_random_state(state: Mapping[str, Any], device: torch.device) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 from ematrace.files import write_atomically
 from ematrace.train.batches import Ids, Windows
+from ematrace.train.metrics import sort_lines
 
 CURVE_END = 100
 FROM_CURVE = ("loss", "cross_entropy", "cross_entropy_at_end", "validation_cross_entropy", "tokens_per_second", "mfu")
@@ -69,7 +70,9 @@ class TrainSummary:
 
 def curve_figures(path: Path) -> dict[str, float | None]:
     """The end of the curve and the median speed, from metrics.jsonl, so that they cover all sessions of a run."""
-    lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
+    needed = ("loss", "cross_entropy", "tokens_per_second", "mfu")
+    lines = [values for _, values in sort_lines(path.read_bytes() if path.exists() else b"")[0]]
+    lines = [line for line in lines if all(isinstance(line.get(name), int | float) for name in needed)]
     if not lines:
         return dict.fromkeys(FROM_CURVE)
     end = [line["cross_entropy"] for line in lines[-CURVE_END:]]
