@@ -47,7 +47,8 @@ def test_every_selector_finds_recorded_cells(tmp_path: Path, monkeypatch: pytest
     claims = load_claims()
     table = Table(Store.open(local=tmp_path).load())
     chosen = table.at(claims.defaults)
-    missing = {str(s) for claim in claims for s in claim.selectors if chosen.select(s) is None}
+    controls = {s for claim in claims if claim.control for s in claim.control.of}
+    missing = {str(s) for s in {*controls, *(s for c in claims for s in c.selectors)} if chosen.select(s) is None}
     assert missing == set()
 
 

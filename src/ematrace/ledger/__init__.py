@@ -1,6 +1,15 @@
 """The ledger: the paper's claims as data, predicates over cells, and the verdict on each claim."""
 
-from ematrace.ledger.claims import Claim, Claims, ClaimsError, Direction, PaperFigure, load_claims, parse_claims
+from ematrace.ledger.claims import (
+    Claim,
+    Claims,
+    ClaimsError,
+    Control,
+    Direction,
+    PaperFigure,
+    load_claims,
+    parse_claims,
+)
 from ematrace.ledger.predicates import Check, check_direction, check_figure, tolerance_band
 from ematrace.ledger.verdicts import (
     VERDICTS,
@@ -18,6 +27,7 @@ __all__ = [
     "Claim",
     "Claims",
     "ClaimsError",
+    "Control",
     "Direction",
     "Finding",
     "LedgerRow",

@@ -78,6 +78,14 @@ class PaperFigure:
 
 
 @dataclass(frozen=True)
+class Control:
+    """What simpler means reach: the figures that a claim is to be read against."""
+
+    what: str
+    of: tuple[Selector, ...]
+
+
+@dataclass(frozen=True)
 class Claim:
     """One claim of the paper. `fitted`: our unspecified settings were chosen with this figure in sight."""
 
@@ -91,6 +99,9 @@ class Claim:
     not_testable: str | None = None
     command: str = ""
     """What tests it; by default `ematrace reproduce ID`."""
+    title: str = ""
+    """A few words, for lists."""
+    control: Control | None = None
 
     @property
     def selectors(self) -> tuple[Selector, ...]:
@@ -203,6 +214,14 @@ class _Figure(msgspec.Struct, forbid_unknown_fields=True):
         return PaperFigure(_selector("of", self.of), _finite("paper", self.paper), self.kind, minus, over)
 
 
+class _Control(msgspec.Struct, forbid_unknown_fields=True):
+    what: str
+    of: tuple[str, ...]
+
+    def parse(self) -> Control:
+        return Control(self.what, tuple(_selector("of", text) for text in self.of))
+
+
 class _Claim(msgspec.Struct, forbid_unknown_fields=True):
     part: Part
     claim: str
@@ -211,6 +230,8 @@ class _Claim(msgspec.Struct, forbid_unknown_fields=True):
     direction: tuple[_Direction, ...] = ()
     figure: tuple[_Figure, ...] = ()
     not_testable: str | None = None
+    title: str = ""
+    control: _Control | None = None
 
 
 def _selector(field: str, text: str) -> Selector:
@@ -233,6 +254,18 @@ def _claim(id: str, body: object, where: str) -> Claim:
         read = msgspec.convert(body, _Claim)
         direction = tuple(d.parse() for d in read.direction)
         figure = tuple(f.parse() for f in read.figure)
+        control = None if read.control is None else read.control.parse()
     except ValueError as error:  # also msgspec's
         raise ClaimsError(f"{where}: {one_line(error)}") from error
-    return Claim(id, read.part, read.claim, read.paper, read.fitted, direction, figure, read.not_testable)
+    return Claim(
+        id,
+        read.part,
+        read.claim,
+        read.paper,
+        read.fitted,
+        direction,
+        figure,
+        read.not_testable,
+        title=read.title,
+        control=control,
+    )
