@@ -26,6 +26,7 @@ DEFAULT_OPTIONS = {
     "gla": ["n_heads", "expand_k", "expand_v", "gate_rank", "gate_temperature"],
     "gated_delta": ["n_heads", "expand_v", "conv_size"],
     "attention": ["n_heads", "positions", "rope_theta"],
+    "ema_attention": ["alphas", "n_heads", "positions"],
 }
 
 

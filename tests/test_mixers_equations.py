@@ -300,6 +300,15 @@ def test_attention_without_positions_is_a_masked_softmax() -> None:
     close(mixer(x)[0], y)
 
 
+def test_ema_attention_is_the_sum_of_its_parts() -> None:
+    x = torch.randn(2, 7, 8, dtype=torch.float64)
+    both: Any = build_mixer("ema_attention", d_model=8, n_heads=2, alphas=[0.3]).double()
+    y, state = both(x)
+    of_ema, of_attention = both.ema(x), both.attention(x)
+    torch.testing.assert_close(y, of_ema[0] + of_attention[0], rtol=0, atol=0)
+    torch.testing.assert_close(both(x, state)[0], both.ema(x, of_ema[1])[0] + both.attention(x, of_attention[1])[0])
+
+
 @pytest.mark.parametrize("name", MIXERS)
 def test_gradients_of_packed_and_padded_rows(name: str) -> None:
     """The gradient of x is that of the sequences alone, and none comes from padding."""

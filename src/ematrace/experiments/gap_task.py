@@ -1,0 +1,234 @@
+"""One arm of the gap between SPEN and a transformer: built with as many parameters as SPEN, trained, and scored.
+
+docs/analysis-plan.md says which arms there are and why. All arms of a seed see the same windows in the same order and
+are scored on the same targets with the same left context.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from filelock import FileLock
+from numpy.typing import NDArray
+
+from ematrace.baselines.language import Unigram
+from ematrace.experiments.base import Context, number
+from ematrace.experiments.language_task import train_model
+from ematrace.experiments.recall import Ids, count_pairs, distance_to_last, pair_codes, recall_rows
+from ematrace.models.block import Block
+from ematrace.results import Row
+from ematrace.text import PackedTokens, load_tokenizer, open_source, pack, train_bpe
+from ematrace.text.packing import cache_folder
+from ematrace.train import TrainConfig, TrainSummary, load_model
+from ematrace.train.checkpoints import write_folder
+from ematrace.train.models import build_model
+
+KEPT = 0.06  # share of the units that the paper's top-k keeps
+SIZES: Mapping[str, Mapping[str, int]] = {
+    "toy": {"d_model": 32, "n_layers": 2, "d_ff": 128, "n_heads": 2},
+    "2m": {"d_model": 128, "n_layers": 4, "d_ff": 512, "n_heads": 4},
+}
+TRAINING = 0.9  # share of the time
+CURVE = 128  # steps per point of the training curve
+SCORED_AT_ONCE = 16_384  # tokens
+COUNTED_AT_ONCE = 2**22
+
+
+@dataclass(frozen=True)
+class Arm:
+    """A point of the design; the fields are factors of its cells."""
+
+    context: str = "ema"
+    positions: str = "none"
+    ffn: str = "dense"
+    residual: str = "direct"
+    norm: str = "pre"
+    block: str = "skeleton"
+
+    def preset(self) -> str:
+        if self.block == "gpt2":
+            return "gpt2-7m"
+        return "spen-7m" if self.context == "ema_error" else "skeleton-7m"
+
+    def overrides(self, size: str, d_ff: int) -> dict[str, Any]:
+        """Fields of the model's config."""
+        of = SIZES[size]
+        if self.block == "gpt2":
+            return {"n_embd": of["d_model"], "n_layer": of["n_layers"], "n_head": of["n_heads"], "n_inner": d_ff}
+        fields: dict[str, Any] = {"d_model": of["d_model"], "n_layers": of["n_layers"], "d_ff": d_ff}
+        fields |= {"ffn": self.ffn.partition("_")[0], "residual": self.residual, "k": max(1, round(KEPT * d_ff))}
+        if self.ffn != "dense":
+            fields["topk_grad"] = self.ffn.partition("_")[2]
+        if self.context == "ema_error":
+            return fields | {"n_heads": of["n_heads"]}
+        learned = {"positions": "learned"} if self.positions == "learned" else {}
+        return fields | learned | {"mixer": self.context, "norm": self.norm, "mixer_options": self._mixer_options(of)}
+
+    def _mixer_options(self, of: Mapping[str, int]) -> dict[str, Any]:
+        if "attention" not in self.context:
+            return {}
+        return {"n_heads": of["n_heads"], "positions": "rope" if self.positions == "rope" else "none"}
+
+
+SPEN = Arm("ema_error", ffn="topk_ste", residual="ffn", norm="algorithm1")
+
+
+def measure_arm(ctx: Context, arm: Arm, size: str, lr: float) -> list[Row]:
+    """Train one model and score it."""
+    settings, device = ctx.settings, torch.device(ctx.device)
+    tokenizer = tokenizer_folder(str(ctx.data), settings["vocab_size"])
+    vocab_size = len(load_tokenizer(tokenizer))
+    d_ff = matched_width(arm, size, vocab_size, settings["length"])
+    with TemporaryDirectory(dir=ctx.scratch) as folder:
+        config = TrainConfig(
+            preset=arm.preset(),
+            overrides=tuple(f"{name}={json.dumps(value)}" for name, value in arm.overrides(size, d_ff).items()),
+            data=str(ctx.data),
+            out=Path(folder) / "run",
+            tokenizer=str(tokenizer),
+            lr=lr,
+            final_lr=lr / 10,
+            seed=ctx.seed,
+            device=ctx.device,
+            micro_batch=settings["sequences"],
+            checkpoint_every=10**9,
+            validate_every=10**9,
+            **{name: settings[name] for name in ("validation", "tokens", "sequences", "length", "warmup")},
+        )
+        summary = train_model(ctx, config, TRAINING)
+        model, _ = load_model(summary.model)
+        curve = training_curve(summary)
+    model.to(device).eval()
+    rows = [Row({}, {"parameters": number(sum(p.numel() for p in model.parameters())), "d_ff": number(d_ff)}), *curve]
+    texts = {"validation": settings["validation"], **settings["texts"]}
+    for name, source in texts.items():
+        text = scored_text(str(ctx.data), source, str(tokenizer), settings["length"], settings["windows"])
+        nats, usage = score(model, text.windows)
+        found = recall_rows(nats, text.distance, text.count, {"unigram_nats": text.unigram})
+        rows += [Row({"text": name, **row.factors}, row.metrics) for row in found]
+        if usage is not None and name == "validation":
+            rows.append(Row({}, usage_metrics(usage)))
+    return rows
+
+
+def tokenizer_folder(data: str, vocab_size: int) -> Path:
+    """A BPE of the training text, trained once on a machine."""
+    key = hashlib.sha256(json.dumps([open_source(data).identity(), vocab_size], sort_keys=True).encode()).hexdigest()
+    folder = cache_folder() / "tokenizers" / key[:32]
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(folder.with_suffix(".lock")):
+        if not folder.is_dir():
+            trained = train_bpe(open_source(data), vocab_size)
+            write_folder(folder, lambda part: trained.save_pretrained(part))
+    return folder
+
+
+@cache
+def matched_width(arm: Arm, size: str, vocab_size: int, length: int) -> int:
+    """d_ff, a multiple of 8, that gives an arm as many parameters as SPEN has at this size."""
+    wanted = _parameters(SPEN, size, SIZES[size]["d_ff"], vocab_size, length)
+    few, more = (_parameters(arm, size, d_ff, vocab_size, length) for d_ff in (8, 16))
+    return 8 * round(1 + (wanted - few) / (more - few))
+
+
+def _parameters(arm: Arm, size: str, d_ff: int, vocab_size: int, length: int) -> int:
+    overrides = [f"{name}={json.dumps(value)}" for name, value in arm.overrides(size, d_ff).items()]
+    with torch.device("meta"):
+        model = build_model(arm.preset(), vocab_size, 0, overrides, length=length)
+    return sum(p.numel() for p in model.parameters())
+
+
+@dataclass(frozen=True)
+class ScoredText:
+    """Windows [N, T+1] of a text, and of each target how far back its pair occurred and how often in training."""
+
+    windows: Ids
+    distance: Ids
+    count: Ids
+    unigram: NDArray[np.float64]
+    """Nats of a model that knows the training text's token counts alone."""
+
+
+@cache
+def scored_text(data: str, source: str | None, tokenizer: str, length: int, most: int) -> ScoredText:
+    """At most that many windows of `source`, evenly spaced; None is what training holds out of `data`."""
+    loaded = load_tokenizer(tokenizer)
+    train = pack(data, loaded, split="all" if source is not None else "train")
+    text = pack(source, loaded) if source is not None else pack(data, loaded, split="validation")
+    available = text.n_windows(length)
+    chosen = np.unique(np.linspace(0, available - 1, min(most, available)).round().astype(int))
+    windows = np.stack([text.window(int(i), length) for i in chosen])
+    codes = pair_codes(windows, text.vocab_size)
+    count = count_pairs(codes, stretches(train), text.vocab_size)
+    unigram = -Unigram(train.counts()).log_probs[windows[:, 1:]]
+    return ScoredText(windows, distance_to_last(codes), count, unigram)
+
+
+def stretches(tokens: PackedTokens) -> Iterator[Ids]:
+    """All tokens, in parts that overlap by one, so that no pair is lost."""
+    for start in range(0, tokens.n_tokens - 1, COUNTED_AT_ONCE):
+        yield tokens.tokens(start, min(start + COUNTED_AT_ONCE + 1, tokens.n_tokens))
+
+
+@torch.no_grad()
+def score(model: Any, windows: Ids) -> tuple[NDArray[np.float64], torch.Tensor | None]:
+    """Nats of every target [N, T], in float32; and how often each unit [blocks, d_ff] was on, where top-k chooses."""
+    at_once = max(1, SCORED_AT_ONCE // windows.shape[1])
+    nats = []
+    with count_units(model) as usage:
+        for start in range(0, len(windows), at_once):
+            ids = torch.from_numpy(windows[start : start + at_once]).to(model.device)
+            logits = model(input_ids=ids[:, :-1], use_cache=False).logits
+            nats.append(F.cross_entropy(logits.transpose(1, 2).float(), ids[:, 1:], reduction="none").cpu())
+    return torch.cat(nats).double().numpy(), torch.stack(usage) if usage else None
+
+
+@contextmanager
+def count_units(model: Any) -> Iterator[list[torch.Tensor]]:
+    """Counts, one tensor for each block with a top-k layer, of the tokens that each unit was kept for."""
+    blocks = [m for m in model.modules() if isinstance(m, Block) and m.config.ffn == "topk"]
+    counts = [torch.zeros(block.config.d_ff, dtype=torch.long, device=model.device) for block in blocks]
+
+    def counter(of: torch.Tensor) -> Any:
+        def add(_: Any, inputs: tuple[torch.Tensor]) -> None:
+            of.add_((inputs[0] != 0).flatten(0, -2).sum(0))
+
+        return add
+
+    handles = [b.ffn.W_down.register_forward_pre_hook(counter(c)) for b, c in zip(blocks, counts, strict=True)]
+    try:
+        yield counts
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def usage_metrics(usage: torch.Tensor) -> dict[str, Any]:
+    """Of [blocks, d_ff] counts: share of units never on, and the entropy of their use as a share of the largest."""
+    share = usage.double() / usage.sum(1, keepdim=True)
+    entropy = -torch.special.xlogy(share, share).sum(1) / np.log(usage.shape[1])
+    return {"dead_units": number(float((usage == 0).double().mean())), "usage_entropy": number(float(entropy.mean()))}
+
+
+def training_curve(summary: TrainSummary) -> list[Row]:
+    """Mean cross-entropy of the training text over each CURVE steps."""
+    lines = [json.loads(line) for line in (summary.out / "metrics.jsonl").read_text().splitlines()]
+    parts = [lines[at : at + CURVE] for at in range(0, len(lines), CURVE)]
+    return [
+        Row(
+            {"step": part[-1]["step"]},
+            {"train_nats": number(sum(line["cross_entropy"] for line in part) / len(part), unit="nats", better="low")},
+        )
+        for part in parts
+    ]

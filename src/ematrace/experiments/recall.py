@@ -1,0 +1,99 @@
+"""Which tokens a context could have helped with: those that complete a pair of tokens seen before in the same window.
+
+A target x_t is a *recall* token if (x_{t-1}, x_t) occurred earlier in its window. Zoology (Arora et al. 2023, arXiv
+2312.04927) also asks that the pair be rare in the training text, at most 1,250 times, so that it is not known by heart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ematrace.results import Metric, Row
+
+Ids = NDArray[np.int64]
+Mask = NDArray[np.bool_]
+
+RARE = 1250  # Zoology's bound on a pair's count in the training text
+DISTANCES = (1, 17, 65, 257)  # lower bounds of the ranges
+COUNTS = (0, 1, 10, 100, RARE + 1)
+
+
+def pair_codes(windows: Ids, vocab_size: int) -> Ids:
+    """(x_{t-1}, x_t) as one number, for each target t = 1 ... T of windows [N, T+1].
+
+    >>> pair_codes(np.array([[1, 2, 1, 2]]), vocab_size=10)
+    array([[12, 21, 12]])
+    """
+    return windows[:, :-1] * vocab_size + windows[:, 1:]
+
+
+def distance_to_last(codes: Ids) -> Ids:
+    """Steps since the same code occurred last in its row; 0 where it did not.
+
+    >>> distance_to_last(np.array([[7, 8, 7, 7]]))
+    array([[0, 0, 2, 1]])
+    """
+    order = np.argsort(codes, axis=1, kind="stable")
+    ordered = np.take_along_axis(codes, order, 1)
+    steps = np.diff(order, axis=1) * (np.diff(ordered, axis=1) == 0)
+    distance = np.zeros_like(codes)
+    np.put_along_axis(distance, order[:, 1:], steps, 1)
+    return distance
+
+
+def count_pairs(codes: Ids, text: Iterator[Ids], vocab_size: int) -> Ids:
+    """How often each pair occurs in a text, given as stretches of tokens that overlap by one."""
+    wanted, place = np.unique(codes, return_inverse=True)
+    counts = np.zeros(len(wanted), dtype=np.int64)
+    for part in text:
+        found = pair_codes(part[None, :], vocab_size)[0]
+        at = np.searchsorted(wanted, found)
+        at[at == len(wanted)] = 0
+        counts += np.bincount(at[wanted[at] == found], minlength=len(wanted))
+    return counts[place].reshape(codes.shape)
+
+
+def recall_rows(
+    nats: NDArray[np.float64], distance: Ids, count: Ids, others: Mapping[str, NDArray[np.float64]]
+) -> list[Row]:
+    """Mean nats of all targets and of each slice; `others` are nats of other models on the same targets, by metric."""
+    seen, rare = distance > 0, count <= RARE
+    slices = {
+        "all": np.ones_like(seen),
+        "recall": seen,
+        "other": ~seen,
+        "rare_recall": seen & rare,
+        "rest": ~(seen & rare),
+    }
+    rows = [
+        Row({"slice": name}, {metric: _mean(values, mask) for metric, values in {"nats": nats, **others}.items()})
+        for name, mask in slices.items()
+    ]
+    rows += [
+        Row({"distance": of}, {"recall_nats_by_distance": _mean(nats, mask)})
+        for of, mask in _ranges(distance, DISTANCES)
+    ]
+    for name, part in (("recall", seen), ("other", ~seen)):
+        metric = f"{name}_nats_by_count"
+        rows += [Row({"pair_count": of}, {metric: _mean(nats, part & mask)}) for of, mask in _ranges(count, COUNTS)]
+    return rows
+
+
+def _mean(nats: NDArray[np.float64], mask: Mask) -> Metric:
+    n = int(mask.sum())
+    return Metric(float(nats[mask].mean()) if n else None, unit="nats", n=n, better="low")
+
+
+def _ranges(values: Ids, lower: Sequence[int]) -> Iterator[tuple[str, Mask]]:
+    """Name and mask of each range; values below the first bound are in none.
+
+    >>> [name for name, _ in _ranges(np.arange(3), (1, 17, 65))]
+    ['1-16', '17-64', '65+']
+    """
+    for low, high in pairwise(lower):
+        yield (str(low) if high == low + 1 else f"{low}-{high - 1}"), (values >= low) & (values < high)
+    yield f"{lower[-1]}+", values >= lower[-1]

@@ -1,0 +1,133 @@
+"""The gap's arms and its recall slices, against counting by hand."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from dataclasses import asdict
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from ematrace.experiments import gap_rates, gap_task
+from ematrace.experiments.base import Context
+from ematrace.experiments.gap_task import SPEN, Arm, matched_width, measure_arm
+from ematrace.experiments.recall import RARE, count_pairs, distance_to_last, pair_codes, recall_rows
+from ematrace.spen import SpenForCausalLM
+from ematrace.train.models import build_model
+
+TINY: dict[str, Any] = {
+    **gap_rates.EXPERIMENT.settings,
+    **{"vocab_size": 300, "tokens": 8 * 32 * 4, "sequences": 8, "length": 32, "warmup": 1, "windows": 32},
+}
+
+
+def test_distances_and_counts_are_those_of_a_loop() -> None:
+    rng = np.random.default_rng(0)
+    windows, text = rng.integers(0, 5, (4, 60)), rng.integers(0, 5, 500)
+    codes = pair_codes(windows, 5)
+    distance = distance_to_last(codes)
+    parts = (text[start : start + 100 + 1] for start in range(0, 499, 100))
+    count = count_pairs(codes, parts, 5)
+    in_text: dict[tuple[int, int], int] = defaultdict(int)
+    for pair in pairwise(text):
+        in_text[pair] += 1
+    for row, window in enumerate(windows):
+        last: dict[tuple[int, int], int] = {}
+        for t, pair in enumerate(pairwise(window)):
+            assert distance[row, t] == (t - last[pair] if pair in last else 0)
+            assert count[row, t] == in_text[pair]
+            last[pair] = t
+
+
+def test_slices_cover_every_target_once() -> None:
+    rng = np.random.default_rng(1)
+    nats, distance = rng.random((3, 400)), rng.integers(0, 400, (3, 400))
+    count = rng.integers(0, 2 * RARE, (3, 400))
+    rows = recall_rows(nats, distance, count, {"unigram_nats": 2 * nats})
+
+    def total(metric: str, **factors: str) -> tuple[float, int]:
+        of = [row.metrics[metric] for row in rows if metric in row.metrics and factors.items() <= row.factors.items()]
+        return sum((m.value or 0) * (m.n or 0) for m in of), sum(m.n or 0 for m in of)
+
+    everything = pytest.approx((nats.sum(), nats.size))
+    assert total("nats", slice="all") == everything
+    for one, other in (("recall", "other"), ("rare_recall", "rest")):
+        assert tuple(map(sum, zip(total("nats", slice=one), total("nats", slice=other), strict=True))) == everything
+    assert total("recall_nats_by_distance") == pytest.approx(total("nats", slice="recall"))
+    for name in ("recall", "other"):
+        assert total(f"{name}_nats_by_count") == pytest.approx(total("nats", slice=name))
+    assert total("unigram_nats", slice="all")[0] == pytest.approx(2 * nats.sum())
+    rare = (distance > 0) & (count <= RARE)
+    assert total("nats", slice="rare_recall") == pytest.approx((nats[rare].sum(), rare.sum()))
+
+
+def test_arms_have_as_many_parameters() -> None:
+    wanted = gap_task._parameters(SPEN, "2m", 512, 8192, 512)
+    assert wanted == 1_901_824
+    for arm in gap_rates.ARMS:
+        found = gap_task._parameters(arm, "2m", matched_width(arm, "2m", 8192, 512), 8192, 512)
+        assert abs(found / wanted - 1) < 0.01, arm
+
+
+def test_the_design_is_the_plans() -> None:
+    assert len(gap_rates.FACTORIAL) == 21
+    assert len(gap_rates.ARMS) == len({tuple(asdict(arm).items()) for arm in gap_rates.ARMS}) == 30
+    for before, after in pairwise(gap_rates.CHAIN):
+        changed = [name for name in asdict(before) if getattr(before, name) != getattr(after, name)]
+        assert len(changed) == 1, (before, after)
+    assert isinstance(built(SPEN), SpenForCausalLM)
+    gpt2 = built(gap_rates.CHAIN[-1])
+    assert type(gpt2).__module__.startswith("transformers.models.gpt2")
+    assert gpt2.config.resid_pdrop == gpt2.config.attn_pdrop == gpt2.config.embd_pdrop == 0
+
+
+def built(arm: Arm) -> Any:
+    d_ff = matched_width(arm, "toy", 300, 32)
+    overrides = [f"{name}={json.dumps(value)}" for name, value in arm.overrides("toy", d_ff).items()]
+    return build_model(arm.preset(), 300, 0, overrides, length=32)
+
+
+@pytest.mark.parametrize("arm", gap_rates.ARMS, ids=lambda arm: "-".join(asdict(arm).values()))
+def test_an_arm_is_what_its_factors_say(arm: Arm) -> None:
+    """Each factor is read off the built model, not off its overrides."""
+    torch.manual_seed(0)
+    model = built(arm).eval()
+    ids = torch.arange(8)[None]
+    changed = ids.clone()
+    changed[0, 2] = 9
+    with torch.no_grad():
+        sees_past = not torch.equal(model(ids).logits[0, -1], model(changed).logits[0, -1])
+    assert sees_past == (arm.context != "none")
+    assert any("position" in name or "wpe" in name for name, _ in model.named_parameters()) == (
+        arm.positions == "learned"
+    )
+    if arm.block == "gpt2":
+        return
+    block = model.model.layers[0]
+    assert block.config.residual == arm.residual
+    assert isinstance(block.mixer_norm, torch.nn.LayerNorm) == (arm.norm == "pre")
+    with gap_task.count_units(model) as usage, torch.no_grad():
+        model(ids)
+    assert bool(usage) == (arm.ffn != "dense")
+    for counts in usage:
+        assert int(counts.sum()) <= ids.numel() * block.config.k == ids.numel() * round(0.06 * block.config.d_ff)
+    if arm.ffn != "dense":
+        assert block.config.topk_grad == arm.ffn.removeprefix("topk_")
+
+
+def test_an_arm_is_trained_and_scored(tmp_path: Any) -> None:
+    data = tmp_path / "text.txt"
+    data.write_text("\n".join("the cat sat on the mat while one dog ran after it" for _ in range(400)))
+    context = Context(seed=0, data=str(data), settings=TINY | {"validation": str(data)})
+    rows = measure_arm(context, SPEN, "toy", 3e-3)
+    found = {name: metric.value for row in rows for name, metric in row.metrics.items()}
+    everything = next(row.metrics for row in rows if row.factors == {"text": "validation", "slice": "all"})
+    assert (everything["nats"].n or 0) % 32 == 0
+    assert 0 < (everything["nats"].value or 0) < 2 * np.log(300)
+    assert found["train_nats"] is not None
+    assert 0 <= (found["dead_units"] or 0) < 1
+    assert 0 < (found["usage_entropy"] or 0) <= 1
