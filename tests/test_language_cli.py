@@ -382,8 +382,8 @@ def without_a_tensor(path: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "file", "message"),
     [
-        (cut_short, "model.safetensors", "model: not loaded: "),
-        (without_a_tensor, "model.safetensors", "model: the weights have no tensor 'model.norm.weight'"),
+        (cut_short, "model.safetensors", "model.safetensors: "),
+        (without_a_tensor, "model.safetensors", "model.safetensors: the weights have no tensor 'model.norm.weight'"),
         (lambda path: path.write_text("{"), "training.json", "training.json: not JSON"),
     ],
 )
@@ -397,7 +397,7 @@ def test_a_damaged_model_is_refused(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    shutil.copytree(run / "model", tmp_path / "model")
+    shutil.copytree(run / "model", tmp_path / "model", ignore=shutil.ignore_patterns("manifest.json"))
     damage(tmp_path / "model" / file)
     assert call(monkeypatch, "eval", str(tmp_path / "model"), "--data", str(text), "--device", "cpu") == 2
     error = capsys.readouterr().err.strip()
@@ -405,22 +405,57 @@ def test_a_damaged_model_is_refused(
     assert "Traceback" not in error
 
 
+HOSTILE_CODE = {
+    "model": {
+        "config.json": {
+            "model_type": "unheard_of",
+            "auto_map": {"AutoConfig": "evil.C", "AutoModelForCausalLM": "evil.M"},
+        }
+    },
+    "tokenizer": {
+        "tokenizer_config.json": {"tokenizer_class": "EvilTokenizer", "auto_map": {"AutoTokenizer": ["evil.T", None]}}
+    },
+    "both, as ours": {"config.json": {}, "modeling_ematrace.py": {}},
+    "generation": {"custom_generate/generate.py": {}},
+}
+
+
+@pytest.mark.parametrize("kind", HOSTILE_CODE)
 @pytest.mark.parametrize("command", ["stream", "eval", "generate"])
 def test_code_in_a_model_folder_is_never_run(
-    command: str, run: Path, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+    command: str, kind: str, run: Path, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     """transformers would ask on standard input, where a "y" of the text to read would pass for consent."""
     hostile, mark = tmp_path / "hostile", tmp_path / "was_run"
-    shutil.copytree(run / "model", hostile)
-    config = json.loads((hostile / "config.json").read_text())
-    config |= {"model_type": "unheard_of", "auto_map": {"AutoConfig": "evil.C", "AutoModelForCausalLM": "evil.M"}}
-    (hostile / "config.json").write_text(json.dumps(config))
-    (hostile / "evil.py").write_text(f"open({str(mark)!r}, 'w').close()\n")
+    shutil.copytree(run / "model", hostile, ignore=shutil.ignore_patterns("manifest.json"))
+    evil = f"open({str(mark)!r}, 'w').close()\n"
+    (hostile / "evil.py").write_text(evil)
+    for file, fields in HOSTILE_CODE[kind].items():
+        path = hostile / file
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(evil if path.suffix == ".py" else json.dumps(json.loads(path.read_text()) | fields))
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"y\n" * 9)))
-    more = {"stream": [], "eval": ["--data", str(text)], "generate": ["y"]}[command]
-    assert call(monkeypatch, command, str(hostile), *more) == 2
+    more = {"stream": [], "eval": ["--data", str(text)], "generate": ["y", "--max-new-tokens", "1"]}[command]
+    code = call(monkeypatch, command, str(hostile), *more, "--device", "cpu")
     assert not mark.exists()
-    assert "custom code" in capsys.readouterr().err
+    if kind == "both, as ours":  # ematrace's own classes are used, not the code in the folder
+        assert code == 0
+    else:
+        assert code == 2
+        assert "needs custom code" in capsys.readouterr().err
+
+
+def test_code_of_a_folder_runs_only_on_request(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, mark = tmp_path / "custom", tmp_path / "was_run"
+    shutil.copytree(run / "model", folder, ignore=shutil.ignore_patterns("manifest.json"))
+    (folder / "mine.py").write_text(f"open({str(mark)!r}, 'w').close()\n")
+    config = json.loads((folder / "config.json").read_text()) | HOSTILE_CODE["model"]["config.json"]
+    (folder / "config.json").write_text(json.dumps(config).replace("evil.", "mine."))
+    options = ("generate", str(folder), "a", "--device", "cpu")
+    assert call(monkeypatch, *options) == 2
+    assert not mark.exists()
+    assert call(monkeypatch, *options, "--trust-remote-code") == 2  # it runs, but defines nothing
+    assert mark.exists()
 
 
 def test_a_run_that_has_no_model_yet_names_its_last_checkpoint(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -38,6 +39,8 @@ class Generate:
     imports it."""
     device: str = "auto"
     """cpu, cuda or cuda:N; auto is a GPU where there is one."""
+    trust_remote_code: bool = False
+    """Run Python code that comes with the model, if it needs any. Models of ematrace never do."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +65,8 @@ class Stream:
     imports it."""
     device: str = "auto"
     """cpu, cuda or cuda:N; auto is a GPU where there is one."""
+    trust_remote_code: bool = False
+    """Run Python code that comes with the model, if it needs any. Models of ematrace never do."""
     pghu: PGHU = field(default_factory=PGHU)
     """Settings of --adapt."""
 
@@ -85,7 +90,7 @@ def generate_text(command: Generate) -> None:
         raise ValueError("--max-new-tokens must be positive, --temperature not negative, --top-p in (0, 1]")
     if not 0 <= command.seed < 2**63:
         raise ValueError(f"--seed is {command.seed}; it must lie in [0, 2^63)")
-    model, tokenizer, _ = load_language_model(command.model, command.device, command.mixer)
+    model, tokenizer, _ = load_language_model(command.model, command.device, command.mixer, command.trust_remote_code)
     prompt = command.prompt.encode(errors="replace").decode()  # bytes of the command line that are not UTF-8
     ids = tokenizer(prompt, return_tensors="pt").input_ids.long().to(model.device)
     eos = end_of_text(command.model, tokenizer)
@@ -126,12 +131,12 @@ def stream_text(command: Stream, console: Console, error_console: Console) -> No
         raise ValueError(f"standard {'input' if sys.stdin is None else 'output'} is closed")
     if command.state is not None:
         writable(command.state)
-    model, tokenizer, _ = load_language_model(command.model, command.device, command.mixer)
+    model, tokenizer, _ = load_language_model(command.model, command.device, command.mixer, command.trust_remote_code)
     if not isinstance(model, SpenForCausalLM):
         raise ValueError(f"{command.model}: a {type(model).__name__}; only a SPEN has a state to stream with")
     pghu = command.pghu if command.adapt else None
     stream = SpenStream(model, pghu, decoder="auto" if command.decoder == "auto" else None)
-    if command.state is not None and command.state.exists():
+    if command.state is not None and os.path.lexists(command.state):  # a link that leads nowhere is refused
         stream.load(command.state)
     else:
         stream.feed([end_of_text(command.model, tokenizer)])
@@ -172,10 +177,12 @@ def lines_of(file: BinaryIO, name: str) -> Iterator[str]:
         offset += len(line)
 
 
-def load_language_model(name: str, device: str, mixer: str | None = None) -> tuple[Any, Any, Path]:
+def load_language_model(
+    name: str, device: str, mixer: str | None = None, trust_remote_code: bool = False
+) -> tuple[Any, Any, Path]:
     """Model, tokenizer and the folder it came from (which is no folder for a name on the hub).
 
-    `mixer` is the user's consent to import it.
+    `mixer` is the user's consent to import it, `trust_remote_code` to run code that comes with the model.
     """
     from ematrace.evaluation import model_folder
     from ematrace.mixers import register_mixer
@@ -186,7 +193,8 @@ def load_language_model(name: str, device: str, mixer: str | None = None) -> tup
     if mixer is not None:
         register_mixer(mixer)
     folder = model_folder(name)
-    model, tokenizer = load_model(folder)
+    model, tokenizer = load_model(folder, trust_remote_code=trust_remote_code)
+    model.config.return_dict = True  # the commands ask outputs for their parts by name
     return model.eval().to(chosen), tokenizer, Path(folder)
 
 

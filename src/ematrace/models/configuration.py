@@ -83,11 +83,11 @@ class ModelConfig(PretrainedConfig):
                 self._refuse(field, f"it must be one of {', '.join(allowed)}")
         for field in self._sizes:
             value = getattr(self, field)
-            if not isinstance(value, int) or value < 1:
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 self._refuse(field, "it must be a whole number, at least 1")
         for field in ("load_balance", "initializer_range", "layer_norm_epsilon"):
             value = getattr(self, field)
-            if not (isinstance(value, Real) and 0 <= float(value) < math.inf):
+            if isinstance(value, bool) or not (isinstance(value, Real) and 0 <= float(value) < math.inf):
                 self._refuse(field, "it must be a number, at least 0")
         if self.k > self.d_ff:
             self._refuse("k", f"top-k keeps between 1 and d_ff = {self.d_ff} units")

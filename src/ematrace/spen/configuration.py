@@ -82,4 +82,4 @@ class SpenConfig(ModelConfig):
 
 
 def _within_unit(value: Any) -> bool:
-    return isinstance(value, Real) and 0 <= float(value) <= 1
+    return not isinstance(value, bool) and isinstance(value, Real) and 0 <= float(value) <= 1

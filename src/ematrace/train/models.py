@@ -98,39 +98,46 @@ def _import_mixer(name: str) -> None:
         register_mixer(name)
 
 
-def load_model(path_or_name: str | Path) -> tuple[Any, Any]:
+def load_model(path_or_name: str | Path, *, trust_remote_code: bool = False) -> tuple[Any, Any]:
     """Model and tokenizer from a folder of `save_pretrained` or from the hub, safetensors only.
 
-    Runs no code that comes with the model. One whose config names a mixer from outside the package loads after
-    `ematrace.mixers.register_mixer`.
+    A folder is verified first: see `model_folder`. Runs no code that comes with the model unless `trust_remote_code`.
+    One whose config names a mixer from outside the package loads after `ematrace.mixers.register_mixer`.
     """
-    from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    import ematrace.spen  # noqa: F401  registers SPEN and the skeleton with the Auto classes
+    from ematrace.train.model_folder import check_model_folder, naming, refuse_non_finite
 
     name = str(path_or_name)
-    if Path(name).is_dir() and not (Path(name) / "config.json").is_file():
-        raise ValueError(f"{name}: no config.json in this folder, so it is no saved model")
-    try:
-        # Without network the hub's client would retry for half a minute, even about a folder.
-        offline = Path(name).exists() or not hub_is_reachable()
-        with no_bars():
-            model, loading = AutoModelForCausalLM.from_pretrained(
-                name,
-                use_safetensors=True,
-                local_files_only=offline,
-                trust_remote_code=False,  # left out, transformers would ask on standard input
-                output_loading_info=True,
-            )
-        tokenizer = AutoTokenizer.from_pretrained(name, local_files_only=offline, trust_remote_code=False)
-    except (OSError, ValueError, ImportError, RuntimeError, SafetensorError) as error:
-        first = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
-        where = "not a folder here, and not loaded from the hub" if not Path(name).exists() else "not loaded"
-        raise OSError(f"{name}: {where}: {first.strip()}") from error
-    if loading["missing_keys"]:  # transformers draws them at random and goes on
-        raise ValueError(f"{name}: the weights have no tensor '{min(loading['missing_keys'])}'")
+    folder = Path(name)
+    if folder.is_dir():
+        check_model_folder(folder, trust_remote_code)
+    # Without network the hub's client would retry for half a minute, even about a folder.
+    offline = folder.exists() or not hub_is_reachable()
+    # trust_remote_code left out, transformers would ask on standard input.
+    options = {"local_files_only": offline, "trust_remote_code": trust_remote_code}
+    on_hub = f"{name}: not a folder here, and not loaded from the hub"
+    with naming(folder / "model.safetensors" if folder.is_dir() else on_hub), no_bars():
+        model, loading = AutoModelForCausalLM.from_pretrained(
+            name, use_safetensors=True, output_loading_info=True, **options
+        )
+        for tensor in sorted(loading["missing_keys"]):  # transformers draws them at random and goes on
+            raise ValueError(f"the weights have no tensor '{tensor}'")
+        refuse_non_finite(model)
+    with naming(folder / "tokenizer.json" if folder.is_dir() else on_hub):
+        tokenizer = AutoTokenizer.from_pretrained(name, **options)
+        check_tokenizer(tokenizer, model)
     return model, tokenizer
+
+
+def check_tokenizer(tokenizer: Any, model: Any) -> None:
+    """It works, and the model knows its tokens."""
+    from ematrace.train.model_folder import OURS
+
+    tokenizer.decode(tokenizer("a", split_special_tokens=True).input_ids)
+    largest, known = max(tokenizer.get_vocab().values(), default=0), model.config.get_text_config().vocab_size
+    if largest >= known and model.config.model_type in OURS:
+        raise ValueError(f"has a token {largest}, but the model's vocabulary has {known}")
 
 
 @contextmanager
