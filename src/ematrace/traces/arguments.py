@@ -18,8 +18,8 @@ def checked(
 ) -> tuple[Tensor, Tensor | None, int]:
     """Rates and state as backends want them, and the number of sequences; ValueError for what does not fit.
 
-    Values that cannot be looked at here (see `can_look_at`) are not refused: the rates are NaN instead, and so is
-    everything that is computed from them.
+    Values that cannot be looked at here (see `can_look_at`) are not refused. For bad offsets the rates are NaN instead,
+    and so is everything that is computed from them; backends do the same with rates outside of [0, 1].
     """
     check_dense(x, "x")
     if x.dim() != 3 or x.dtype not in DTYPES:
@@ -84,12 +84,20 @@ def _check_rates(alphas: Tensor, x: Tensor) -> Tensor:
         raise ValueError(f"alphas [A,D] must have D = {x.shape[2]} as x, got {list(alphas.shape)}")
     if alphas.device != x.device:
         raise ValueError(f"alphas must be on {x.device} as x, got {alphas.device}")
-    inside = (alphas >= 0) & (alphas <= 1)
-    if not can_look_at(alphas):
-        alphas = torch.where(inside, alphas, torch.nan)
-    elif not inside.all():
-        raise ValueError(f"alphas must lie in [0, 1], got {alphas.detach()[~inside][0].item()}")
+    if can_look_at(alphas):
+        outside = alphas.detach()[~_are_rates(alphas)]
+        if outside.numel():
+            raise ValueError(f"alphas must lie in [0, 1], got {outside[0].item()}")
     return alphas if alphas.dim() == 2 else alphas.reshape(-1, 1)
+
+
+def _are_rates(alphas: Tensor) -> Tensor:
+    return (alphas >= 0) & (alphas <= 1)
+
+
+def nan_outside(rates: Tensor) -> Tensor:
+    """Rates that may have gone unchecked, with NaN for what is outside of [0, 1]."""
+    return rates if can_look_at(rates) else torch.where(_are_rates(rates), rates, torch.nan)
 
 
 def _check_packing(cu_seqlens: Tensor, x: Tensor) -> int:

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from ematrace.kernels import cpu_kernels_are_on, gpu_kernels_are_on
-from ematrace.traces.arguments import Alphas, checked, state_dtype
+from ematrace.traces.arguments import Alphas, checked, nan_outside, state_dtype
 from ematrace.traces.chunked import ema_chunked
 from ematrace.traces.reference import ema_reference, ema_reference_packed
 
@@ -72,6 +72,7 @@ def _dispatch(
 ) -> tuple[Tensor, Tensor]:
     if chosen == "triton":
         return triton_scan.ema_triton(x, rates, state, cu_seqlens)
+    rates = nan_outside(rates)
     if chosen == "numba":
         try:
             from ematrace.traces import numba_scan

@@ -34,13 +34,14 @@ def _wide(number):
 
 @triton.jit
 def _load_rates(rates_ptr, stride_a, stride_d, channels, D, A: tl.constexpr, SHARED: tl.constexpr):
-    """A rates in float64, each a scalar where all channels share it."""
+    """A rates in float64, each a scalar where all channels share it; NaN for what is none."""
     rates = ()
     for a in tl.static_range(A):
         if SHARED:
-            rates = rates + (tl.load(rates_ptr + a * stride_a),)
+            rate = tl.load(rates_ptr + a * stride_a)
         else:
-            rates = rates + (tl.load(rates_ptr + a * stride_a + channels * stride_d, mask=channels < D, other=0.0),)
+            rate = tl.load(rates_ptr + a * stride_a + channels * stride_d, mask=channels < D, other=0.0)
+        rates = rates + (tl.where((rate >= 0.0) & (rate <= 1.0), rate, float("nan")),)
     return rates
 
 
