@@ -19,9 +19,10 @@ from pathlib import Path
 os.environ.update(OMP_NUM_THREADS="1", TOKENIZERS_PARALLELISM="false", HF_HUB_OFFLINE="1", COLUMNS="100")
 
 from fault_trials import campaign, material
-from fault_trials.outcomes import FAILURES, GOOD, HARMLESS, Outcome
-from fault_trials.sandbox import Trial, run_trials
+from fault_trials.outcomes import FAILURES, GOOD
+from fault_trials.sandbox import run_trials
 
+SHORT = 60
 IMPORTS = (
     *("torch.distributed.fsdp", "torch.distributed.tensor", "transformers.models.gpt2.modeling_gpt2"),
     *("ematrace.cli.app", "ematrace.spen", "ematrace.spcn", "ematrace.evaluation", "ematrace.train.loop", "filelock"),
@@ -37,42 +38,46 @@ def prepare(root: Path, chosen: list[campaign.Share]) -> None:
 
     torch.set_num_threads(1)
 
-    def build() -> Outcome:
-        os.chdir(root)
-        material.build(root)
-        return Outcome(HARMLESS)
-
-    root.mkdir()
-    (root / "expected").mkdir()
-    first = Trial("material", "all", 0, build, seconds=300)
-    for batch in ([first], campaign.baselines(root, chosen)):
-        for trial, outcome in run_trials(batch, root / "made", 2):
-            if outcome.failed:
-                raise SystemExit(f"{trial.id} fails without any fault: {outcome.detail}")
+    (root / "expected").mkdir(parents=True)
+    before = Path.cwd()
+    os.chdir(root)
+    material.build(root)  # here, not in a fork: every trial inherits the compiled kernels
+    os.chdir(before)
+    for trial, outcome in run_trials(campaign.baselines(root, chosen), root / "made", 2):
+        if outcome.failed:
+            raise SystemExit(f"{trial.id} fails without any fault: {outcome.detail}")
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--trials", type=int, default=2000, metavar="N", help="about this many (default 2000)")
+    parser.add_argument(
+        "--short", action="store_true", help=f"{SHORT} trials, none of them slow: what `make test` runs"
+    )
     parser.add_argument("--only", default="", metavar="KIND", help="a kind, or kind/target")
     parser.add_argument("--trial", default="", metavar="ID", help="one trial alone, as it is named in the output")
     parser.add_argument("--jobs", type=int, default=2, metavar="N", help="at a time (default 2)")
+    parser.add_argument("--record", type=Path, metavar="DIR", help="write DIR/faults/... as the benchmarks do")
     parser.add_argument("--verbose", action="store_true", help="say how each trial ended")
     options = parser.parse_args()
-    started, chosen = time.monotonic(), campaign.select(options.only)
+    started, chosen = time.monotonic(), campaign.select(options.only, options.short)
     if not chosen:
         parser.error(f"--only {options.only}: no such kind; there are {', '.join(s.name for s in campaign.shares())}")
     counts: Counter[tuple[str, str, str]] = Counter()
+    n = SHORT if options.short else options.trials
     with tempfile.TemporaryDirectory(prefix="faults-") as scratch:
         root = Path(scratch).resolve() / "material"
         prepare(root, chosen)
         print(f"prepared in {time.monotonic() - started:.0f} s", flush=True)
-        trials = (t for t in campaign.trials(root, chosen, options.trials) if options.trial in ("", t.id))
+        trials = (t for t in campaign.trials(root, chosen, n) if options.trial in ("", t.id))
         for trial, outcome in run_trials(trials, Path(scratch) / "trials", options.jobs):
             counts[trial.kind, trial.target, outcome.name] += 1
             if outcome.failed or options.verbose:
                 print(f"{outcome.name:<10} {trial.id}  {outcome.detail}", flush=True)
-    show(counts, time.monotonic() - started)
+    seconds = time.monotonic() - started
+    show(counts, seconds)
+    if options.record is not None:
+        print(f"written: {record(counts, seconds, options.record)}")
     return int(any(name in FAILURES for _, _, name in counts))
 
 
@@ -82,6 +87,31 @@ def show(counts: Counter[tuple[str, str, str]], seconds: float) -> None:
         print(f"{kind}/{target}: {', '.join(f'{n} {name}' for name, n in row.items())}")
     failed = sum(n for (_, _, name), n in counts.items() if name in FAILURES)
     print(f"{failed} failures in {counts.total()} trials, {seconds:.0f} s")
+
+
+def record(counts: Counter[tuple[str, str, str]], seconds: float, folder: Path) -> Path:
+    """A cell for each kind and target: trials, failures, and how many ended in which way."""
+    from ematrace.bench.script import command_line
+    from ematrace.results import CellFile, Metric, Row, collect_provenance, write_file
+    from ematrace.results.schema import SCHEMA
+
+    rows = []
+    for kind, target in sorted({(kind, target) for kind, target, _ in counts}):
+        ended = {name: counts[kind, target, name] for name in (*GOOD, *FAILURES)}
+        totals = {"trials": sum(ended.values()), "failures": sum(ended[name] for name in FAILURES)}
+        metrics = {name: Metric(float(n), "trials") for name, n in (totals | ended).items()}
+        rows.append(Row({"kind": kind, "target": target}, metrics))
+    file = CellFile(
+        schema=SCHEMA,
+        experiment="faults",
+        scale="cpu",
+        seed=0,
+        factors={},
+        settings={"title": "Faults made on purpose, by how they ended"},
+        provenance=collect_provenance(seconds, command=command_line(sys.argv), packages=("transformers", "tokenizers")),
+        cells=rows,
+    )
+    return write_file(file, folder)
 
 
 if __name__ == "__main__":

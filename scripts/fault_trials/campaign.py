@@ -16,12 +16,14 @@ PIPED = tuple(pipes.commands(Path()))
 
 @dataclass(frozen=True)
 class Share:
-    """Trials of one target: `least` of them even in a short campaign, `part` of all."""
+    """Trials of one target, a part of all."""
 
     kind: str
     target: str
     part: float
     make: Callable[[Path, int], Trial]
+    slow: bool = False
+    """Half a minute a trial, so not in the short form."""
 
     @property
     def name(self) -> str:
@@ -30,7 +32,7 @@ class Share:
 
 def shares() -> list[Share]:
     """Slow ones first, so that nothing long is left for the end."""
-    reproduce = [Share(kills.KIND, "reproduce", 0.003, _kill("reproduce"))]
+    reproduce = [Share(kills.KIND, "reproduce", 0.003, _kill("reproduce"), slow=True)]
     killed = {"train": 0.03, "stream_state": 0.02, "spcn_save": 0.01, "pack": 0.02}
     return [
         *reproduce,
@@ -41,8 +43,8 @@ def shares() -> list[Share]:
     ]
 
 
-def select(only: str) -> list[Share]:
-    return [share for share in shares() if only in share.name]
+def select(only: str, short: bool = False) -> list[Share]:
+    return [share for share in shares() if only in share.name and not (short and share.slow)]
 
 
 def trials(root: Path, chosen: list[Share], n: int) -> Iterator[Trial]:

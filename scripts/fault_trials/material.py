@@ -67,7 +67,7 @@ class KillAt:
 
 
 def build(root: Path) -> None:
-    """Everything under `root`; runs in a fork, with `root` as the working directory."""
+    """Everything under `root`, which is the working directory."""
     os.environ["EMATRACE_CACHE"] = str(root / "cache")
     write_text(root / "text")
     train_models(root)
