@@ -271,7 +271,7 @@ def test_a_mixer_from_outside_is_refused_until_it_is_registered(saved: Path) -> 
         with pytest.raises(ValueError, match=message) as refused:
             load(saved)
         assert "\n" not in str(refused.value)
-    with pytest.raises(OSError, match=r"model: not loaded: mixer 'outside_mixer:Shifted' is not part of ematrace"):
+    with pytest.raises(ValueError, match=r"config\.json: mixer 'outside_mixer:Shifted' is not part of ematrace"):
         load_model(saved)
     assert "outside_mixer" not in sys.modules
     register_mixer("outside_mixer:Shifted")
