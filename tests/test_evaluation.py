@@ -13,7 +13,19 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from ematrace.baselines.language import Unigram
-from ematrace.evaluation import Score, as_json, evaluate, model_folder, score_rows
+from ematrace.evaluation import (
+    BLOCK,
+    LEAST_DOCUMENTS,
+    Evaluation,
+    Score,
+    as_json,
+    difference,
+    evaluate,
+    first_tokens,
+    model_folder,
+    score_rows,
+)
+from ematrace.intervals import seed_interval
 from ematrace.spen import SpenConfig, SpenForCausalLM
 from ematrace.text import Document, DocumentEncoder, train_bpe
 
@@ -161,15 +173,15 @@ def test_nothing_to_evaluate_and_foreign_vocabularies_are_refused(spen: Any, tok
 
 
 def test_interval_is_that_of_documents() -> None:
-    """Documents of equal length: the ratio estimator's interval is the ordinary one of their means (n, not n - 1)."""
+    """Documents of equal length: the ratio estimator's interval is the ordinary one of their means."""
     rng = np.random.default_rng(0)
     means = rng.normal(3.0, 0.2, 50)
     score = Score()
     for mean in means:
         score.add(mean * 10, 10)
     low, high = score.interval
-    assert (low + high) / 2 == pytest.approx(means.mean())
-    assert (high - low) / 2 == pytest.approx(1.96 * means.std() / math.sqrt(50))
+    assert (low, high) == pytest.approx(seed_interval(means))
+    assert score.interval_over == "50 documents"
     alone = Score()
     alone.add(30.0, 10)
     assert all(math.isnan(bound) for bound in alone.interval)
@@ -187,6 +199,67 @@ def test_interval_of_documents_of_unequal_length_is_the_bootstraps() -> None:
     resampled = nats[draws].sum(1) / tokens[draws].sum(1)
     low, high = score.interval
     assert (high - low) / 2 == pytest.approx(1.96 * resampled.std(), rel=0.05)
+
+
+def test_few_documents_have_an_interval_over_blocks() -> None:
+    nats = np.random.default_rng(0).normal(3.0, 1.0, 10 * BLOCK)
+    score = Score()
+    score.add_tokens(nats)
+    means = nats.reshape(10, BLOCK).mean(1)
+    assert score.interval == pytest.approx(seed_interval(means))
+    assert score.interval_over == f"10 blocks of {BLOCK} tokens"
+    for _ in range(LEAST_DOCUMENTS - 1):
+        score.add_tokens(nats[:7])
+    assert score.interval_over == f"{LEAST_DOCUMENTS} documents"
+
+
+def evaluation_of(lengths: list[int], shift: float, tokenizer: str = "one") -> Evaluation:
+    """Documents whose difficulty varies much more than the models do."""
+    result = Evaluation(tokenizer)
+    for i, length in enumerate(lengths):
+        hard = np.random.default_rng(i).normal(5.0, 2.0, length)
+        noise = np.random.default_rng((i, round(1000 * shift))).normal(0.0, 0.01, length)
+        document = Document("x" * 3 * length, f"d{i}", "d")
+        result.add(document, np.zeros(length, dtype=int), hard + shift + noise, {}, number=i)
+    return result
+
+
+@pytest.mark.parametrize("lengths", [[3000], list(range(20, 60))])
+def test_a_paired_difference_is_sharper_than_the_scores_are(lengths: list[int]) -> None:
+    better, worse = evaluation_of(lengths, 0.0), evaluation_of(lengths, 0.05)
+    found = difference(better, worse)
+    assert found.mean == pytest.approx(better.total.cross_entropy - worse.total.cross_entropy)
+    assert found.unit == "nats per token"
+    assert found.interval[0] < -0.05 < found.interval[1] < 0
+    low, high = better.total.interval
+    assert high - low > 10 * (found.interval[1] - found.interval[0])  # alone they could not be told apart
+    assert found.over == better.total.interval_over
+
+
+def test_a_difference_over_documents_is_that_of_their_means() -> None:
+    ours, theirs = evaluation_of([50] * 30, 0.0), evaluation_of([50] * 30, 0.2)
+    means = [(ours.scored[i].blocks.sum() - theirs.scored[i].blocks.sum()) / 50 for i in range(30)]
+    assert difference(ours, theirs).interval == pytest.approx(seed_interval(means))
+
+
+def test_models_of_two_tokenizers_are_compared_by_byte() -> None:
+    ours, theirs = evaluation_of([50] * 30, 0.0), evaluation_of([50] * 30, 0.2, "another")
+    found = difference(ours, theirs)
+    assert found.unit == "bits per byte"
+    assert found.mean == pytest.approx(ours.bits_per_byte - theirs.bits_per_byte)
+    alone = difference(evaluation_of([500], 0.0), evaluation_of([400 + 100], 0.2, "another"))
+    assert all(math.isnan(bound) for bound in alone.interval)
+    with pytest.raises(ValueError, match="not evaluated on the same documents"):
+        difference(ours, evaluation_of([50] * 29, 0.0))
+
+
+def test_documents_are_known_by_their_number_whatever_the_order_of_scoring(
+    spen: Any, tokenizer: Any, documents: list[Document]
+) -> None:
+    result = evaluate(spen, tokenizer, documents)
+    assert [result.scored[i].n_bytes for i in range(len(documents))] == [len(d.text.encode()) for d in documents]
+    cut = first_tokens(documents, tokenizer, 25)
+    assert sum(len(ids) for ids in DocumentEncoder(tokenizer).encode([d.text for d in cut])) <= 26  # and an end
 
 
 def test_a_run_stands_for_its_model(tmp_path: Path) -> None:

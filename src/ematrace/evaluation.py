@@ -24,6 +24,9 @@ from ematrace.text import Document, DocumentEncoder
 
 RECURRENT_STEPS = 1024
 """Tokens per forward pass of a recurrent model. Its state is carried over, so the scores do not depend on it."""
+BLOCK = 128
+"""Tokens in a unit of the interval where documents are too few for one."""
+LEAST_DOCUMENTS = 5
 DOCUMENTS_SORTED = 64
 """Documents that are read ahead to be batched by length."""
 
@@ -36,6 +39,8 @@ class Score:
     tokens: int = 0
     nats: float = 0.0
     _squares: list[float] = field(default_factory=lambda: [0.0, 0.0, 0.0], repr=False)  # Σ s², Σ s n, Σ n²
+    blocks: Score | None = field(default=None, repr=False)
+    """The same tokens in blocks of `BLOCK`, for an interval where there are few documents."""
 
     def add(self, nats: float, tokens: int) -> None:
         """Add one document."""
@@ -44,6 +49,14 @@ class Score:
         self.nats += nats
         for i, term in enumerate((nats * nats, nats * tokens, tokens * tokens)):
             self._squares[i] += term
+
+    def add_tokens(self, nats: np.ndarray) -> None:
+        """Add one document by the nats of its tokens."""
+        self.add(float(nats.sum()), len(nats))
+        self.blocks = self.blocks or Score()
+        for start in range(0, len(nats), BLOCK):
+            part = nats[start : start + BLOCK]
+            self.blocks.add(float(part.sum()), len(part))
 
     @property
     def cross_entropy(self) -> float:
@@ -55,16 +68,19 @@ class Score:
 
     @property
     def interval(self) -> tuple[float, float]:
-        """95% interval of the cross-entropy over documents (their tokens are not independent); nan for fewer than two.
-
-        The ratio estimator Σs/Σn of nats s and tokens n: its variance is Σ(s - mean n)² / (Σn)².
+        """95% interval of the cross-entropy over documents (their tokens are not independent), over blocks where there
+        are few documents; nan for fewer than two.
         """
-        if self.documents < 2:
-            return math.nan, math.nan
-        mean = self.cross_entropy
-        ss, sn, nn = self._squares
-        spread = 1.96 * math.sqrt(max(ss - 2 * mean * sn + mean * mean * nn, 0.0)) / max(self.tokens, 1)
-        return mean - spread, mean + spread
+        if self.documents < LEAST_DOCUMENTS and self.blocks is not None:
+            return self.blocks.interval
+        return ratio_interval(self.documents, self.nats, self.tokens, *self._squares)
+
+    @property
+    def interval_over(self) -> str:
+        """What the interval is over, in words."""
+        if self.documents < LEAST_DOCUMENTS and self.blocks is not None:
+            return f"{self.blocks.documents:,} blocks of {BLOCK} tokens"
+        return f"{self.documents:,} documents"
 
     def to_json(self) -> dict[str, Any]:
         low, high = self.interval
@@ -77,25 +93,64 @@ class Score:
         }
 
 
+def ratio_interval(n: int, s: float, m: float, ss: float, sm: float, mm: float) -> tuple[float, float]:
+    """95% interval of Σs/Σm over n units of different size, from their sums and sums of products; nan for n < 2.
+
+    The ratio estimator: its variance is n/(n-1) Σ(s - mean m)² / (Σm)², and t has n - 1 degrees of freedom.
+    """
+    from scipy.special import stdtrit  # scipy.stats takes a second to import
+
+    if n < 2 or not m:
+        return math.nan, math.nan
+    mean = s / m
+    spread = math.sqrt(max(ss - 2 * mean * sm + mean * mean * mm, 0.0) * n / (n - 1)) / m
+    spread *= float(stdtrit(n - 1, 0.975))
+    return mean - spread, mean + spread
+
+
+@dataclass(frozen=True)
+class ScoredDocument:
+    """What a comparison with another model needs of a document."""
+
+    n_bytes: int
+    tokens: int
+    blocks: np.ndarray
+    """Nats of each `BLOCK` tokens."""
+
+
 @dataclass
 class Evaluation:
     """Scores of a model, and of baselines without context on the same tokens."""
 
+    tokenizer: str = ""
+    """Its fingerprint: only models of one tokenizer can be compared token by token."""
     n_bytes: int = 0
     total: Score = field(default_factory=Score)
     domains: dict[str, Score] = field(default_factory=dict)
     positions: dict[int, Score] = field(default_factory=dict)
     """By the first position of each range 0, 1, 2-3, 4-7, ..."""
     baselines: dict[str, Score] = field(default_factory=dict)
+    scored: dict[int, ScoredDocument] = field(default_factory=dict, repr=False)
+    """By the document's number in the text."""
 
     @property
     def bits_per_byte(self) -> float:
         """Comparable between tokenizers."""
         return self.total.nats / math.log(2) / self.n_bytes if self.n_bytes else math.nan
 
-    def add(self, document: Document, ids: np.ndarray, nats: np.ndarray, baselines: Mapping[str, ContextFree]) -> None:
-        self.n_bytes += len(document.text.encode())
-        self.total.add(float(nats.sum()), len(nats))
+    def add(
+        self,
+        document: Document,
+        ids: np.ndarray,
+        nats: np.ndarray,
+        baselines: Mapping[str, ContextFree],
+        number: int | None = None,
+    ) -> None:
+        n_bytes = len(document.text.encode())
+        self.n_bytes += n_bytes
+        self.total.add_tokens(nats)
+        blocks = np.add.reduceat(nats, np.arange(0, len(nats), BLOCK))
+        self.scored[len(self.scored) if number is None else number] = ScoredDocument(n_bytes, len(nats), blocks)
         self.domains.setdefault(document.domain, Score()).add(float(nats.sum()), len(nats))
         start = 0
         while start < len(nats):
@@ -104,7 +159,7 @@ class Evaluation:
             self.positions.setdefault(start, Score()).add(float(part.sum()), len(part))
             start = stop
         for name, model in baselines.items():
-            self.baselines.setdefault(name, Score()).add(model.nll(ids), len(ids))
+            self.baselines.setdefault(name, Score()).add_tokens(-model.log_probs[ids])
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -115,6 +170,40 @@ class Evaluation:
             "positions": {str(start): score.to_json() for start, score in sorted(self.positions.items())},
             "baselines": {name: score.to_json() for name, score in self.baselines.items()},
         }
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A model's score minus another's on the same text, paired; negative where it is better."""
+
+    mean: float
+    interval: tuple[float, float]
+    unit: str
+    over: str
+
+    def to_json(self) -> dict[str, Any]:
+        low, high = self.interval
+        interval = None if math.isnan(low) else [low, high]
+        return {"mean": self.mean, "interval": interval, "unit": self.unit, "over": self.over}
+
+
+def difference(ours: Evaluation, theirs: Evaluation) -> Difference:
+    """In nats per token, or in bits per byte where the tokenizers differ; over documents, or over blocks of a few."""
+    if {n: d.n_bytes for n, d in ours.scored.items()} != {n: d.n_bytes for n, d in theirs.scored.items()}:
+        raise ValueError("the models were not evaluated on the same documents")
+    pairs = [(ours.scored[number], theirs.scored[number]) for number in sorted(ours.scored)]
+    same_tokens = ours.tokenizer == theirs.tokenizer
+    if same_tokens and len(pairs) < LEAST_DOCUMENTS:
+        s = np.concatenate([a.blocks - b.blocks for a, b in pairs])
+        m = np.concatenate([np.diff([*range(0, a.tokens, BLOCK), a.tokens]) for a, _ in pairs])
+        over = f"{len(s):,} blocks of {BLOCK} tokens"
+    else:
+        s = np.array([a.blocks.sum() - b.blocks.sum() for a, b in pairs])
+        m = np.array([a.tokens if same_tokens else a.n_bytes * math.log(2) for a, _ in pairs])
+        over = f"{len(pairs):,} documents"
+    sums = [float(value) for value in (s.sum(), m.sum(), s @ s, s @ m, m @ m)]
+    interval = ratio_interval(len(s), *sums)
+    return Difference(sums[0] / sums[1], interval, "nats per token" if same_tokens else "bits per byte", over)
 
 
 def evaluate(
@@ -140,13 +229,13 @@ def evaluate(
         if unigram.vocab_size != encoder.vocab_size:
             raise ValueError(f"the unigram has {unigram.vocab_size} entries, the tokenizer {encoder.vocab_size}")
         baselines = {"unigram": unigram} | baselines
-    result = Evaluation()
+    result = Evaluation(encoder.fingerprint)
     model.eval()
     for group in _grouped(documents, encoder, tokenizer, max_tokens):
         for batch in _batched(group, batch_tokens):
-            nats = score_rows(model, [ids for _, ids in batch], encoder.eos_id, context)
-            for (document, ids), row in zip(batch, nats, strict=True):
-                result.add(document, ids, row, baselines)
+            nats = score_rows(model, [ids for _, ids, _ in batch], encoder.eos_id, context)
+            for (document, ids, number), row in zip(batch, nats, strict=True):
+                result.add(document, ids, row, baselines, number)
                 if progress is not None:
                     progress(len(ids))
     if not result.total.tokens:
@@ -195,28 +284,38 @@ def _nats(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     return F.cross_entropy(exact.transpose(1, 2), targets, reduction="none").double()
 
 
+Encoded = tuple[Document, np.ndarray, int]
+"""A document, its tokens, and its number in the text."""
+
+
+def first_tokens(documents: Iterable[Document], tokenizer: Any, max_tokens: int) -> list[Document]:
+    """The documents that hold the first `max_tokens` tokens, the last one cut: the same text for several tokenizers."""
+    groups = _grouped(documents, DocumentEncoder(tokenizer), tokenizer, max_tokens)
+    return [document for group in groups for document, _, _ in group]
+
+
 def _grouped(
     documents: Iterable[Document], encoder: DocumentEncoder, tokenizer: Any, max_tokens: int | None
-) -> Iterator[list[tuple[Document, np.ndarray]]]:
+) -> Iterator[list[Encoded]]:
     """Documents with their tokens, a few dozen at a time; the last one is cut at `max_tokens`."""
     left = max_tokens
-    group: list[Document] = []
+    group: list[tuple[int, Document]] = []
 
-    def encoded(group: list[Document]) -> list[tuple[Document, np.ndarray]]:
+    def encoded(group: list[tuple[int, Document]]) -> list[Encoded]:
         nonlocal left
-        pairs = []
-        for document, ids in zip(group, encoder.encode([d.text for d in group]), strict=True):
+        found = []
+        for (number, document), ids in zip(group, encoder.encode([d.text for _, d in group]), strict=True):
             if left is not None and len(ids) > left:
                 ids = ids[:left]
                 document = replace(document, text=tokenizer.decode(ids))
             if left is not None:
                 left -= len(ids)
             if len(ids):
-                pairs.append((document, ids))
-        return pairs
+                found.append((document, ids, number))
+        return found
 
-    for document in documents:
-        group.append(document)
+    for pair in enumerate(documents):
+        group.append(pair)
         if len(group) == DOCUMENTS_SORTED:
             yield encoded(group)
             group = []
@@ -226,16 +325,14 @@ def _grouped(
         yield encoded(group)
 
 
-def _batched(
-    group: list[tuple[Document, np.ndarray]], batch_tokens: int
-) -> Iterator[list[tuple[Document, np.ndarray]]]:
+def _batched(group: list[Encoded], batch_tokens: int) -> Iterator[list[Encoded]]:
     """Documents of similar length together, to pad little; a long one is a batch of its own."""
-    batch: list[tuple[Document, np.ndarray]] = []
-    for pair in sorted(group, key=lambda pair: len(pair[1])):
-        if batch and min(len(pair[1]), RECURRENT_STEPS) * (len(batch) + 1) > batch_tokens:
+    batch: list[Encoded] = []
+    for one in sorted(group, key=lambda one: len(one[1])):
+        if batch and min(len(one[1]), RECURRENT_STEPS) * (len(batch) + 1) > batch_tokens:
             yield batch
             batch = []
-        batch.append(pair)
+        batch.append(one)
     if batch:
         yield batch
 

@@ -17,7 +17,8 @@ from ematrace.experiments.base import Context, Experiment, factorial, number
 from ematrace.experiments.language_task import parity_metrics, train_model
 from ematrace.results import Row
 from ematrace.spen import SpenConfig, SpenForCausalLM
-from ematrace.text import pack
+from ematrace.text import open_source, pack
+from ematrace.text.held_out import held_out_split
 from ematrace.traces import ema_traces
 from ematrace.train import TrainConfig, load_model
 
@@ -35,12 +36,14 @@ def measure(ctx: Context) -> list[Row]:
         config = TrainConfig(preset=preset, data=data, out=out, tokens=tokens, seed=ctx.seed, device=ctx.device)
         summary = train_model(ctx, config, TRAINING)
         model, tokenizer = load_model(summary.model)
+        source = open_source(data)
+        split = held_out_split(summary.model, source)
     entropies = {}
     for name in ("validation_cross_entropy", "unigram_cross_entropy", "uniform_cross_entropy"):
         value = getattr(summary, name)
         entropies[name] = number(math.nan if value is None else value, unit="nats", better="low")
     rows.append(Row({"model": preset}, entropies))
-    ids = torch.from_numpy(pack(data, tokenizer, split="validation").tokens(0, ctx.settings["positions"])).unsqueeze(0)
+    ids = torch.from_numpy(pack(source, tokenizer, split=split).tokens(0, ctx.settings["positions"])).unsqueeze(0)
     compared = variants(model)
     for done, ((precision, ffn), variant) in enumerate(compared.items(), start=1):
         rows.append(Row({"precision": precision, "ffn": ffn}, parity_metrics(variant, ids)))

@@ -41,8 +41,11 @@ def measure(ctx: Context, preset: str) -> list[Row]:
 
 def train_config(preset: str, settings: Mapping[str, Any], **where: Any) -> TrainConfig:
     names = ("validation", "tokenizer", "tokens", "sequences", "length")
+    chosen = {name: settings[name] for name in names}
+    if chosen["tokenizer"] is None and where["data"] != "builtin":
+        chosen["tokenizer"] = "gpt2"  # on every machine, so that cells can be compared
     # Writing half a gigabyte is not part of a step; the last step has a checkpoint in any case.
-    return TrainConfig(preset=preset, checkpoint_every=10**9, **{name: settings[name] for name in names}, **where)
+    return TrainConfig(preset=preset, checkpoint_every=10**9, **chosen, **where)
 
 
 def recipe_of(point: Point, settings: Mapping[str, Any]) -> Mapping[str, Any]:

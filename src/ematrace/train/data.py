@@ -24,7 +24,7 @@ from ematrace.train.distributed import World
 
 # A small text gets sequences short enough for some windows of each part, and fewer passes than would overfit.
 TRAIN_WINDOWS, VALIDATION_WINDOWS, SHORTEST = 8, 4, 16
-EPOCHS, LEAST_STEPS = 20, 20
+EPOCHS, LEAST_STEPS = 60, 20
 FEW_TOKENS, FEW_DOCUMENTS = 5_000, 5
 LARGEST_VOCABULARY = {"130m": 32_768}
 SMALLEST_VOCABULARY = 512
