@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -13,10 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from plotly.offline import get_plotlyjs
 
 from cells_support import make_file, make_provenance
 from ematrace.report import write_report
+from ematrace.report.charts import Axis, Box, LineChart, Mark, RowChart
+from ematrace.report.data import ReportData
+from ematrace.report.parts import Part, walk
+from ematrace.report.sections import SECTIONS
 from ematrace.results import CellFile, Metric, Row, Store, write_file
 
 MADE = datetime(2026, 3, 4, 5, 6, tzinfo=UTC)
@@ -246,11 +248,52 @@ def recorded_only(folder: Path, *files: CellFile) -> Store:
 
 
 def render(store: Store, folder: Path, **options: Any) -> str:
-    """The page without plotly.js, whose text no test here is about; it must be there once."""
-    path = write_report(store, folder / "report.html", made=MADE, **options)
-    text = path.read_text(encoding="utf-8")
-    assert text.count(get_plotlyjs()) == 1
-    return text.replace(get_plotlyjs(), "")
+    return write_report(store, folder / "report.html", made=MADE, **options).read_text(encoding="utf-8")
+
+
+def parts_of(data: ReportData, id: str = "") -> list[Part]:
+    """All parts of the page's sections, or of one."""
+    built = [section.build(data) for section in SECTIONS if id in ("", section.id)]
+    return [part for contents in built for content in contents for part in walk(content)]
+
+
+def chart_of(data: ReportData, id: str) -> RowChart:
+    """The first chart with rows in a section."""
+    return next(part for part in parts_of(data, id) if isinstance(part, RowChart))
+
+
+def value_at(axis: Axis, percent: float) -> float:
+    """The number that stands at this place of an axis."""
+    low, high = axis.low, axis.high
+    if axis.log:
+        return float(low * (high / low) ** (percent / 100))
+    return low + (high - low) * percent / 100
+
+
+def marks_of(chart: RowChart, series: str) -> dict[str, float]:
+    """Where the marks of a series stand, by the label of their row."""
+    [style] = [key.style for key in chart.keys if key.name == series]
+    return {
+        row.label: value_at(chart.axis, shape.x)
+        for row in chart.rows
+        for shape in row.shapes
+        if isinstance(shape, Mark) and shape.style == style and not shape.hollow
+    }
+
+
+def bars_of(chart: RowChart, base: float = 0.0) -> dict[str, float]:
+    """The label of each bar, and where it ends."""
+    ends = {}
+    for row in chart.rows:
+        [box] = [shape for shape in row.shapes if isinstance(shape, Box)]
+        left, right = value_at(chart.axis, box.x), value_at(chart.axis, box.x + box.width)
+        ends[row.label] = left if abs(right - base) < 1e-3 * base else right
+    return ends
+
+
+def charts_in(contents: Sequence[object]) -> dict[str, RowChart | LineChart]:
+    found = [part for content in contents for part in walk(content) if isinstance(part, RowChart | LineChart)]
+    return {chart.caption: chart for chart in found}
 
 
 class Reader(HTMLParser):
@@ -267,7 +310,7 @@ class Reader(HTMLParser):
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         assert len(dict(attrs)) == len(attrs), f"an attribute is given twice in <{tag}>"
-        if tag in ("meta", "col", "br", "hr"):
+        if tag in ("meta", "col", "br", "hr", "input"):
             self.elements.append((tag, dict(attrs), ""))
             return
         self.open.append((tag, dict(attrs)))
@@ -280,20 +323,17 @@ class Reader(HTMLParser):
         opened, attributes = self.open.pop()
         assert opened == tag
         self.elements.append((tag, attributes, self.texts.pop()))
-        if tag in ("td", "th", "dt", "dd"):  # a reader sees them apart
+        if tag in ("td", "th", "dt", "dd", "li"):  # a reader sees them apart
             self.handle_data(" ")
 
     def all(self, tag: str, **wanted: str) -> list[tuple[dict[str, str | None], str]]:
         return [(a, t) for name, a, t in self.elements if name == tag and wanted.items() <= a.items()]
 
     def section(self, id: str) -> str:
-        """The text of a section, each run of white space one space."""
-        [(_, text)] = self.all("section", id=id)
+        """The text of a section or fold, each run of white space one space."""
+        [text] = [text for tag, a, text in self.elements if tag in ("section", "details") and a.get("id") == id]
         return " ".join(text.split())
 
-
-def specs_of(page: str) -> dict[str, Any]:
-    match = re.search(r'<script type="application/json" id="plot-specs">(.*?)</script>', page, flags=re.DOTALL)
-    assert match
-    found: dict[str, Any] = json.loads(match[1])
-    return found
+    def claim(self, id: str) -> str:
+        [(_, text)] = self.all("tbody", id=id)
+        return text

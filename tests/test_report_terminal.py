@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import doctest
 import re
-from pathlib import Path
 
 import pytest
 from rich.console import Console
 
+import ematrace.report.charts
 import ematrace.report.formatting
 import ematrace.report.parts
 import ematrace.report.provenance
-import ematrace.report.sections.robustness
 import ematrace.report.tables
 import ematrace.report.training
 import ematrace.report.verdicts
@@ -25,10 +24,10 @@ from ematrace.results import Sample, Selector, Table
 from report_support import fill
 
 MODULES = (
+    ematrace.report.charts,
     ematrace.report.formatting,
     ematrace.report.parts,
     ematrace.report.provenance,
-    ematrace.report.sections.robustness,
     ematrace.report.tables,
     ematrace.report.training,
     ematrace.report.verdicts,
@@ -164,12 +163,3 @@ class TestNames:
 @pytest.mark.parametrize("module", MODULES, ids=lambda module: module.__name__.rpartition(".")[2])
 def test_examples(module: object) -> None:
     assert doctest.testmod(module).failed == 0  # type: ignore[arg-type]
-
-
-def test_terminal_tables_need_no_plotly(tmp_path: Path) -> None:
-    """GPU machines have none."""
-    import subprocess
-    import sys
-
-    code = "import sys; sys.modules['plotly'] = None; from ematrace.report import ledger_table, write_report"
-    subprocess.run([sys.executable, "-c", code], check=True, cwd=tmp_path)

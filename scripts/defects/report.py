@@ -18,7 +18,20 @@ def text_of_files_as_markup(parts: Any) -> None:
     with_result(parts, "templates", trusting)
 
 
-@defect("report.plots", "test_report_hostile.py", "plotly_sees and alert")
-def labels_of_plots_as_markup(plots: Any) -> None:
-    """Plotly reads tags in the names of a file."""
-    wrap(plots, "escape", lambda original: str)
+@defect("report.findings", "test_report.py", "heading_follows")
+def findings_whatever_the_verdict(findings: Any) -> None:
+    """A finding is announced although its claim failed."""
+    wrap(findings, "_heading", lambda original: lambda finding, row: finding.holds)
+
+
+@defect("report.charts", "test_report.py", "marks_of_a_chart")
+def intervals_half_as_long(charts: Any) -> None:
+    """A chart shows less uncertainty than there is."""
+
+    def halved(original: Any) -> Any:
+        def whisker(axis: Any, ends: Any, y: float, lane: int) -> Any:
+            return original(axis, None if ends is None else (ends[0], (ends[0] + ends[1]) / 2), y, lane)
+
+        return whisker
+
+    wrap(charts, "_whisker", halved)

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
-from ematrace.ledger import Check, LedgerRow, Share
+from ematrace.ledger import VERDICTS, Check, LedgerRow, Share
+from ematrace.ledger.claims import Control
+from ematrace.report.commands import Command, command_of
 from ematrace.report.data import ReportData
+from ematrace.report.findings import FINDINGS, FindingView, build_finding
 from ematrace.report.formatting import digits, fold_paths, interval, number, plural, share
-from ematrace.report.parts import DataTable, TableCell, TableRow
 from ematrace.report.verdicts import (
     Look,
     checks_line,
@@ -16,29 +19,16 @@ from ematrace.report.verdicts import (
     local_agreement,
     look_of,
     ours_lines,
+    short_names,
     why_undecided,
 )
 
-TITLE = "ematrace: a paper's claims, and what we found"
+TITLE = "EMA traces: a paper's claims, and what we found"
 QUESTION = "What does a context mechanism keep of the past, structure or content, and what does it cost?"
 LONG_NAME = 12  # characters of a name that would push the numbers out of their column
 
 
-@dataclass(frozen=True)
-class ClaimPart:
-    """Claims of one part of the paper: what they are called, the heading, and a short name."""
-
-    name: str
-    noun: str
-    heading: str
-    short: str
-
-
-PARTS = (
-    ClaimPart("small", "small-scale claims", "Small scale: SPCN on the formal grammar", "small scale"),
-    ClaimPart("large", "large-scale claims", "Large scale: SPEN", "large scale"),
-    ClaimPart("extension", "questions for future work", "What the paper leaves as future work", "future work"),
-)
+PARTS = {"small": "SPCN, small scale", "large": "SPEN, large scale", "extension": "left by the paper as future work"}
 
 
 @dataclass(frozen=True)
@@ -47,10 +37,17 @@ class ClaimView:
 
     row: LedgerRow
     lines: Sequence[tuple[str, str, str]]
+    part: str
+    control: str
+    command: Command | None
 
     @property
     def look(self) -> Look:
         return look_of(self.row.verdict)
+
+    @property
+    def refuted(self) -> bool:
+        return self.row.verdict == "not reproduced"
 
     @property
     def stacked(self) -> bool:
@@ -71,6 +68,16 @@ class ClaimView:
         return share(self.row.robustness.all) if self.row.robustness else ""
 
     @property
+    def drawn_share(self) -> float:
+        """For sorting; what was not tested comes last."""
+        return self.row.robustness.all.holds / self.row.robustness.all.conditions if self.row.robustness else -1.0
+
+    @property
+    def rank(self) -> int:
+        """Of the verdict, for sorting."""
+        return VERDICTS.index(self.row.verdict)
+
+    @property
     def here(self) -> str:
         return local_agreement(self.row) if self.row.ours else ""
 
@@ -83,13 +90,14 @@ class ClaimView:
         return checks_line(self.row) or plural(len(self.row.checks), "predicate")
 
     @property
-    def predicates(self) -> DataTable:
-        """What the verdict rests on."""
+    def failing(self) -> str:
+        failed = sum(check.holds is False for check in self.row.checks)
+        return f"{failed} of {plural(len(self.row.checks), 'predicate')} {'fails' if failed == 1 else 'fail'}"
+
+    @property
+    def predicates(self) -> list[PredicateView]:
         each = dict(self.row.robustness.each) if self.row.robustness else {}
-        heads = ("predicate", "left", "right", "difference", "95% interval", "method", "holds", "drawn")
-        head = TableRow([TableCell(h, "num" if 0 < i < 5 else "", "col") for i, h in enumerate(heads)])
-        body = [predicate_row(check, each.get(check.predicate)) for check in self.row.checks]
-        return DataTable(f"Predicates of {self.row.id}", [head], body, "")
+        return [PredicateView.of(check, each.get(check.predicate)) for check in self.row.checks]
 
     @property
     def local(self) -> str:
@@ -102,46 +110,29 @@ class ClaimView:
         return f"This machine alone: {own.verdict}, {checks_line(own)}, {seeds} ({files})."
 
 
-def predicate_row(check: Check, drawn: Share | None) -> TableRow:
-    decimals = None if check.left is None else digits(check.left)
-    of = "left" if check.kind == "figure" or check.method == "bound" else "difference"
-    ends = "–" if check.interval is None else f"{interval(check.interval, decimals)} ({of})"
-    holds = {True: ("✓ holds", "line"), False: ("✗ fails", "line fails"), None: ("○ open", "line")}
-    return TableRow(
-        [
-            TableCell(check.predicate, "predicate", "row"),
-            TableCell(number(check.left), "num"),
-            TableCell(number(check.right), "num"),
-            TableCell(number(check.difference, decimals, signed=True), "num"),
-            TableCell(ends, "num"),
-            TableCell(check.method or "–", "line"),
-            TableCell(*holds[check.holds]),
-            TableCell(share(drawn), "line"),
-        ]
-    )
-
-
 @dataclass(frozen=True)
-class PartView:
-    """The claims of one part. One of which nothing was run takes one line until someone asks for it."""
+class PredicateView:
+    """What a verdict rests on, and the numbers in it."""
 
-    part: ClaimPart
-    claims: Sequence[ClaimView]
+    text: str
+    holds: str
+    style: str
+    numbers: Sequence[tuple[str, str]]
 
-    @property
-    def folded(self) -> bool:
-        return self.part.name != "small" and all(view.row.verdict == "open" for view in self.claims)
-
-    @property
-    def fold_line(self) -> str:
-        return f"{plural(len(self.claims), 'claim')}, all open"
-
-    @property
-    def sentence(self) -> str:
-        counts = count_verdicts(view.row for view in self.claims)
-        if len(counts) == 1:
-            return f"All {len(self.claims)} {self.part.noun}: {counts[0][0]}."
-        return f"Of {len(self.claims)} {self.part.noun}: " + ", ".join(f"{n} {v}" for v, n in counts) + "."
+    @classmethod
+    def of(cls, check: Check, drawn: Share | None) -> PredicateView:
+        decimals = None if check.left is None else digits(check.left)
+        of = "left" if check.kind == "figure" or check.method == "bound" else "difference"
+        numbers = {
+            "left": number(check.left),
+            "right": number(check.right),
+            "difference": number(check.difference, decimals, signed=True),
+            f"95% of the {of}": interval(check.interval, decimals),
+            "test": check.method or "–",
+            "drawn grammars": share(drawn),
+        }
+        holds, style = {True: ("✓ holds", ""), False: ("✗ fails", "fails"), None: ("○ open", "")}[check.holds]
+        return cls(check.predicate, holds, style, [(name, text) for name, text in numbers.items() if text != "–"])
 
 
 @dataclass(frozen=True)
@@ -150,13 +141,33 @@ class Overview:
 
     data: ReportData
 
-    @property
-    def parts(self) -> list[PartView]:
-        """The parts that have claims."""
+    @cached_property
+    def claims(self) -> list[ClaimView]:
         claims = {claim.id: claim for claim in self.data.claims}
-        views = [ClaimView(row, ours_lines(row, claims[row.id])) for row in self.data.rows]
-        groups = [PartView(part, [v for v in views if claims[v.row.id].part == part.name]) for part in PARTS]
-        return [group for group in groups if group.claims]
+        return [
+            ClaimView(
+                row, ours_lines(row, claim), claim.part, self._control(claim.control), command_of(claim, self.data)
+            )
+            for row in self.data.rows
+            for claim in (claims[row.id],)
+        ]
+
+    def _control(self, control: Control | None) -> str:
+        """What simpler means reach, and how far."""
+        if control is None:
+            return ""
+        found = [(name, self.data.sample(s)) for name, s in zip(short_names(control.of), control.of, strict=True)]
+        return f"{control.what}: " + ", ".join(f"{name} {number(s.mean)}" for name, s in found if s is not None)
+
+    @property
+    def findings(self) -> list[FindingView]:
+        return [view for finding in FINDINGS if (view := build_finding(finding, self.data)) is not None]
+
+    @property
+    def parts(self) -> list[tuple[str, str]]:
+        """The parts of the paper that have claims: name and heading."""
+        present = {claim.part for claim in self.claims}
+        return [(name, heading) for name, heading in PARTS.items() if name in present]
 
     @property
     def counts(self) -> list[tuple[str, Look, int]]:
@@ -175,5 +186,5 @@ class Overview:
         )
 
     @property
-    def missed(self) -> list[LedgerRow]:
-        return [row for row in self.data.rows if row.verdict == "not reproduced"]
+    def refuted(self) -> list[ClaimView]:
+        return [claim for claim in self.claims if claim.refuted]

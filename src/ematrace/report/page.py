@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib import metadata, resources
@@ -13,14 +13,15 @@ from markupsafe import Markup
 from ematrace.bench.cells import is_benchmark
 from ematrace.files import write_atomically
 from ematrace.ledger import Claims, LedgerRow
+from ematrace.report.commands import Command, command_for
 from ematrace.report.data import ReportData
 from ematrace.report.factor_tables import experiment_tables
 from ematrace.report.overview import QUESTION, TITLE, Overview
 from ematrace.report.parts import Content, templates, walk
-from ematrace.report.plots import Plot
-from ematrace.report.provenance import provenance_parts, source_line
+from ematrace.report.provenance import provenance_parts
 from ematrace.report.sections import SECTIONS, Section
 from ematrace.report.sections.base import about
+from ematrace.report.speed import LEDE, speed_parts
 from ematrace.report.tables import Measured
 from ematrace.report.verdicts import Look, look_of
 from ematrace.results import Store
@@ -36,16 +37,10 @@ def write_report(store: Store, out: str | Path, *, claims: Claims | None = None,
 
 def render_report(data: ReportData, made: datetime | None = None) -> str:
     """The page as text; `made` is the date at its foot, now by default."""
-    from plotly.offline import get_plotlyjs  # here: the terminal tables of this package do without
-
     benchmarks = {name for name, cells in data.table.evidence.items() if is_benchmark(cells[0].cell)}
     known = {name for section in SECTIONS for name in section.experiments}
     others = [name for name in data.table.experiments if name not in known and name not in benchmarks]
-    in_full = set(others)  # their sections are their cells
-    sections = [build_section(s, data, in_full) for s in (*SECTIONS, *map(other_section, others))]
-    speed = build_speed(data) if benchmarks else None
-    shown = [*sections, *([speed] if speed else [])]
-    plots = [part for view in shown for content in view.parts for part in walk(content) if isinstance(part, Plot)]
+    sections = [build_section(section, data) for section in (*SECTIONS, *map(other_section, others))]
     return (
         templates()
         .get_template("page.html.j2")
@@ -53,16 +48,14 @@ def render_report(data: ReportData, made: datetime | None = None) -> str:
             title=TITLE,
             question=QUESTION,
             overview=Overview(data),
-            sections=shown,
-            links=[("verdicts", "Verdicts"), *((s.id, s.title) for s in shown), ("provenance", "Provenance")],
-            never_run=never_run(data, known),
+            sections=sections,
+            speed=speed_parts(data.cells) if benchmarks else [],
+            speed_lede=LEDE,
             provenance=provenance_parts(data),
             date=(made or datetime.now(UTC)).astimezone(UTC).strftime("%Y-%m-%d %H:%M UTC"),
             version=_version(),
-            specs={plot.id: plot.spec() for plot in plots},
             style=_asset("style.css"),
             script=_asset("page.js"),
-            plotly=Markup(get_plotlyjs()),
         )
     )
 
@@ -95,8 +88,8 @@ class SectionView:
     lede: str
     claims: Sequence[tuple[LedgerRow, Look]]
     parts: Sequence[Content]
-    missing: Sequence[str] = ()
-    sources: Sequence[Content] = ()
+    missing: Sequence[tuple[str, Command | None]] = ()
+    sources: Sequence[str] = ()
 
     @property
     def has_tokens(self) -> bool:
@@ -104,21 +97,18 @@ class SectionView:
         return any(isinstance(p, Measured) and bool(p.tokens) for part in self.parts for p in walk(part))
 
 
-def build_section(section: Section, data: ReportData, in_full: set[str]) -> SectionView:
-    """Experiments whose cells were listed under an earlier section are in `in_full`, which this adds to."""
+def build_section(section: Section, data: ReportData) -> SectionView:
     present = [name for name in section.experiments if name in data.table.experiments]
     missing = [name for name in section.experiments if name not in data.table.experiments]
     parts = section.build(data) if present or not section.experiments else ()
-    sources = [source_line(data, name, title_of(name), with_cells=name not in in_full) for name in present]
-    in_full.update(present)
     return SectionView(
         section.id,
         section.title,
         section.lede,
         [(row, look_of(row.verdict)) for row in data.claims_about(section.about)],
         [part for part in parts if part is not None],
-        missing,
-        sources,
+        [(name, command_for(name, data)) for name in missing],
+        present,
     )
 
 
@@ -129,17 +119,3 @@ def other_section(experiment: str) -> Section:
         return experiment_tables(data, experiment)
 
     return Section(f"experiment-{experiment}", title_of(experiment), "", (experiment,), build, about(experiment))
-
-
-def build_speed(data: ReportData) -> SectionView:
-    from ematrace.report.speed import LEDE, speed_parts  # here: brings plotly
-
-    parts = [part for part in speed_parts(data.cells) if part is not None]
-    return SectionView("speed", "Speed", LEDE, (), parts)
-
-
-def never_run(data: ReportData, known: Iterable[str]) -> list[str]:
-    """Experiments that claims wait for and that no section speaks of."""
-    seen = {*known, *data.table.experiments}
-    names = dict.fromkeys(name for claim in data.claims for name in claim.experiments)
-    return [name for name in names if name not in seen]

@@ -35,9 +35,10 @@ class Part:
     """A piece of the page. It may stand wherever text may: Jinja and MarkupSafe call `__html__`."""
 
     macro: ClassVar[str]
+    template: ClassVar[str] = "parts.html.j2"
 
     def __html__(self) -> str:
-        show = getattr(templates().get_template("parts.html.j2").module, self.macro)
+        show = getattr(templates().get_template(self.template).module, self.macro)
         return str(show(self))
 
     def children(self) -> Iterable[object]:
@@ -96,6 +97,7 @@ class Fold(Part):
     summary: Content
     parts: Sequence[Content]
     style: str = "fold"
+    id: str = ""
     macro = "fold"
 
     def children(self) -> Iterable[object]:
@@ -154,7 +156,10 @@ class TableRow:
 
 @dataclass(frozen=True)
 class DataTable(Part):
-    """A table in a box of its own that scrolls on a phone; `label` names the box to screen readers."""
+    """A table; on a phone each row is a card in which every cell has the name of its column.
+
+    `label` names the table to screen readers.
+    """
 
     label: str
     head: Sequence[TableRow]
@@ -164,6 +169,26 @@ class DataTable(Part):
 
     def children(self) -> Iterable[object]:
         return (cell.content for row in (*self.head, *self.body) for cell in row.cells)
+
+    @property
+    def columns(self) -> list[str]:
+        """The name of each column, with that of its group before it."""
+        names: list[list[str]] = []
+        covered: list[int] = []  # rows of the head that a cell above still covers, by column
+        for row in self.head:
+            at = 0
+            for cell in row.cells:
+                while at < len(covered) and covered[at] > 0:
+                    covered[at] -= 1
+                    at += 1
+                for _ in range(cell.colspan):
+                    if at == len(names):
+                        names.append([])
+                        covered.append(0)
+                    names[at].append(str(cell.content))
+                    covered[at] = cell.rowspan - 1
+                    at += 1
+        return [", ".join(filter(None, parts)) for parts in names]
 
 
 def plain_table(

@@ -9,15 +9,14 @@ from typing import Any
 
 from markupsafe import Markup
 
+from ematrace.bench.cells import is_benchmark
 from ematrace.report.data import ReportData
-from ematrace.report.factor_tables import experiment_tables
 from ematrace.report.formatting import commit_of, fold_paths, hardware_of, plural, show_path
 from ematrace.report.parts import (
     MAX_DEPTH,
     Content,
     DataTable,
     Fold,
-    Heading,
     Paragraph,
     Values,
     code,
@@ -112,40 +111,20 @@ def merged_settings(settings: Sequence[Mapping[str, Any]], depth: int = 0) -> di
     return merged
 
 
-def source_line(data: ReportData, experiment: str, title: str, with_cells: bool) -> Fold:
-    """Where numbers come from, in one line that opens to the settings, and to every cell if asked for."""
+def source_line(data: ReportData, experiment: str) -> Fold:
+    """Where the numbers of an experiment come from, in one line that opens to its settings."""
     files = Files.of(data.table.evidence[experiment])
-    parts: list[Content] = [*_also_here(data, experiment, files), _about(files, title)]
-    if with_cells:
-        tables = experiment_tables(data, experiment)
-        points = sum(len(table.body) for table in tables)
-        parts.append(Fold(f"All {plural(points, 'cell')} of {experiment}", tables))
-    return Fold(_summary(files, experiment, "seed"), parts, "source")
-
-
-def draws_line(cells: Iterable[StoredCell]) -> Fold:
-    """The same for the cells of drawn grammars, of all experiments together."""
-    files = Files.of(cells)
-    return Fold(_summary(files, "drawn grammars", "draw"), [_about(files, "Robustness over drawn grammars")], "source")
-
-
-def _summary(files: Files, name: str, seed: str) -> Markup:
-    return Markup("<strong>{}</strong> · {} · {}, {} · {} · {} · {} · {}").format(
-        name,
-        plural(len(files.seeds), seed),
-        files.origin,
-        files.scale,
-        Markup(" ").join(map(code, files.paths)),
-        files.commits,
-        files.days,
-        files.hardware,
+    summary = Markup("<strong>{}</strong> · {} · {}, {} · {} · {}").format(
+        experiment, plural(len(files.seeds), "seed"), files.origin, files.scale, files.days, files.hardware
     )
+    return Fold(summary, [*_also_here(data, experiment, files), _about(files)], "source", f"source-{experiment}")
 
 
-def _about(files: Files, title: str) -> Values:
+def _about(files: Files) -> Values:
     return Values(
         {
-            "title": title,
+            "files": ", ".join(files.paths),
+            "commit": files.commits,
             "command": _some(run.command for run in files.runs),
             "seeds": ", ".join(map(str, files.seeds)),
             "seconds": files.seconds,
@@ -177,7 +156,11 @@ def provenance_parts(data: ReportData) -> list[Content]:
         key = json.dumps([str(stored.path.parent), stored.local, cell.scale, varied, run.commit, run.dirty])
         groups.setdefault(key, []).append(stored)
     files = [Files.of(cells) for cells in groups.values()]
-    return [_files_table(data, files), *_environments(files)]
+    return [
+        *(source_line(data, name) for name, cells in data.table.evidence.items() if not is_benchmark(cells[0].cell)),
+        Fold("All result files, on drawn grammars too", [_files_table(data, files)], "source"),
+        Fold("Hardware and versions", _environments(files), "source"),
+    ]
 
 
 def _files_table(data: ReportData, groups: Sequence[Files]) -> DataTable:
@@ -220,7 +203,6 @@ def _environments(groups: Sequence[Files]) -> list[Content]:
         run = cells[0].cell.provenance
         files = "all files" if len(shared) == 1 else ", ".join(Files.of(cells).paths)
         parts += [
-            Heading("Hardware and versions"),
             Paragraph(f"Of {files}.", "tag"),
             Values({"hardware": run.hardware, "versions": run.versions}),
         ]

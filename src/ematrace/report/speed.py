@@ -9,8 +9,8 @@ from markupsafe import Markup
 from ematrace.bench import Run, Timed, runs_of
 from ematrace.bench.tables import DASH, ceiling, count, duration, duration_range, figure, percent, three_digits
 from ematrace.report.formatting import commit_of, hardware_of, plural, show_path
-from ematrace.report.parts import Block, Content, DataTable, Fold, Heading, Paragraph, Values, code, plain_table
-from ematrace.report.speed_plots import context_lines, length_lines, points_of, ratio_bars, share_bars, token_bars
+from ematrace.report.parts import Block, Content, DataTable, Fold, Paragraph, Values, code, plain_table
+from ematrace.report.speed_charts import context_lines, length_lines, points_of, ratio_bars, share_bars, token_bars
 from ematrace.results import Table
 
 LEDE = (
@@ -24,30 +24,29 @@ LONGEST = 14  # rows of a table that is not folded
 
 
 def speed_parts(table: Table) -> list[Content]:
-    """The recorded run of every benchmark, with this machine's own folded in under it."""
+    """The recorded run of every benchmark in a fold, with this machine's own folded in under it."""
     by_name: dict[str, list[Run]] = {}
     for run in runs_of(table):
         by_name.setdefault(run.benchmark, []).append(run)
-    parts: list[Content] = []
-    for first, *others in by_name.values():
-        parts += [*benchmark_parts(first), *map(folded_run, others)]
-    return parts
+    return [
+        Fold(first.about.title, [*benchmark_parts(first), *map(folded_run, others)], "topic", f"speed-{name}")
+        for name, (first, *others) in by_name.items()
+    ]
 
 
 def benchmark_parts(run: Run) -> list[Content]:
-    place = f"speed-{run.benchmark}"
     lengths, contexts = points_of(run, "tokens"), points_of(run, "context")
     drawn = {timed.label for lines in (lengths, contexts) for points in lines.values() for _, timed in points}
     # A time without repetitions is information; a bar would make it a comparison.
     others = [timed for timed in run.timed if timed.label not in drawn and len(timed.timing.seconds) > 1]
-    plots = [
-        length_lines(f"{place}-lengths", lengths) if lengths else None,
-        context_lines(f"{place}-contexts", contexts) if contexts else None,
-        share_bars(f"{place}-share", run, others) or token_bars(f"{place}-tokens", others),
-        ratio_bars(f"{place}-ratios", run.ratios),
+    charts = [
+        length_lines(lengths) if lengths else None,
+        context_lines(contexts) if contexts else None,
+        share_bars(run, others) or token_bars(others),
+        ratio_bars(run.ratios),
     ]
-    shown = [plot for plot in plots if plot is not None]
-    return [Heading(run.about.title, place), *shown, *tables(run), origin(run)]
+    shown = [chart for chart in charts if chart is not None]
+    return [Block(shown, "panels"), *tables(run), origin(run)]
 
 
 def folded_run(run: Run) -> Fold:
@@ -79,7 +78,7 @@ def fold(table: DataTable, rows: int, noun: str) -> Content:
 
 
 def times_table(run: Run) -> DataTable:
-    heads = ["", "median", "range", "tokens/s", "share of the ceiling"]
+    heads = ["contender", "median", "range", "tokens/s", "share of the ceiling"]
     cells = [time_cells(run, timed) for timed in run.timed]
     used = [i for i in range(len(heads)) if i == 0 or any(line[i] != DASH for line in cells)]
     rows = [[line[i] for i in used] for line in cells]

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ematrace.report.data import ReportData
-from ematrace.report.formatting import digits, interval, number, over_seeds, plural, seed_count
+from ematrace.report.formatting import digits, interval, number, over_seeds, seed_count
 from ematrace.report.parts import DataTable, Part, TableCell, TableRow
 from ematrace.results import Factors, Sample, Selector
 
@@ -59,7 +59,6 @@ class Measured(Part):
     seeds: str = ""
     tokens: str = ""
     here: str = ""
-    count: str = ""
     macro = "measured"
 
     @classmethod
@@ -70,14 +69,12 @@ class Measured(Part):
         if own is not None and own.known:
             ends, places = over_seeds(own), digits(own.mean)
             here = number(own.mean, places) + (f" {interval(ends, places)}" if ends else "")
-        items = "" if sample.n is None else f", {plural(sample.n, 'token')}"
         return cls(
             selector,
             number(sample.mean, decimals),
             interval(seeds, decimals) if seeds else "",
             interval(tokens, decimals) if tokens else "",
             here,
-            f"{plural(len(sample.values), 'seed')}{items}",
         )
 
 

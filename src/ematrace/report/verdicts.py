@@ -12,6 +12,16 @@ from ematrace.results import Interval, Selector
 
 # Metrics of the formal grammar have letters: W, T and D, as in the paper's tables.
 LETTERS = {"within": "W", "transfer": "T", "deep": "D", "role_within": "W", "role_transfer": "T"}
+# What a reader knows these experiments, metrics and values of factors by.
+READABLE = {
+    "trace_probe": "SPCN",
+    "supervised": "BiGRU",
+    "l0": "activation",
+    "spen": "SPEN",
+    "gpt2": "GPT-2",
+    "tokens_per_second": "tokens/s",
+    "first_word_share": "share at position 0",
+}
 # More metrics than this, and a claim without a figure predicate shows only how many predicates hold.
 MAX_BARE = 4
 
@@ -69,6 +79,7 @@ def _name(operand: Selector | PaperFigure, selector: Selector, among: Sequence[S
             pieces.append(value if isinstance(value, str) else f"{factor} {value}".replace("_", " "))
     if any(peer.metric != selector.metric for peer in peers) or not pieces:
         pieces.append(LETTERS.get(selector.metric, selector.metric))
+    pieces = [READABLE.get(piece, piece) for piece in pieces]
     if isinstance(operand, PaperFigure) and operand.minus:
         pieces[-1] = f"Δ{pieces[-1]}"
     if isinstance(operand, PaperFigure) and operand.over:

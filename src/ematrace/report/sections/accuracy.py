@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from ematrace.report.charts import RowChart, Series, dot_chart, log_axis
 from ematrace.report.data import ReportData
 from ematrace.report.factor_tables import factor_text
 from ematrace.report.parts import Content, Paragraph
-from ematrace.report.plots import BLUE, GREEN, GREY, PURPLE, VERMILION, Plot, Series, dot_plot
 from ematrace.report.tables import Header, measure_table, measured_rows, metric_columns, selector_of
 from ematrace.results import Factors, Sample
 from ematrace.results.schema import Factor
@@ -19,7 +19,7 @@ ACCURACIES = {
     "deep_strict": "D without rel_pron",
 }
 COLUMNS = metric_columns(ACCURACIES)
-MARKS = {"within": (BLUE, "circle"), "transfer": (VERMILION, "square"), "deep": (GREEN, "diamond")}
+DRAWN = metric_columns({metric: ACCURACIES[metric] for metric in ("within", "transfer", "deep")})
 
 REPRESENTATIONS = {"l0": "L0 activation", "traces": "traces", "l0+traces": "L0 + traces"}
 NETWORK_CONTROLS = {"no_feedback": "no learned feedback", "no_spa_no_lateral": "no SPA, no lateral"}
@@ -35,8 +35,8 @@ ONE_HOT_CONTROLS = {
 }
 UNTRAINED = {"untrained_bigru": "untrained BiGRU"}
 SUPERVISED = {"untrained": "BiGRU", "zero": "BiGRU, unseen 0", "mean": "BiGRU, unseen mean"}
-# Every SPCN table has all controls and the BiGRU below it; plots after the first have these only.
-BRIEF_CONTROLS = ("majority", "onehot", "ema_onehot", "ema_merged")
+# The control that matters most stands in every SPCN table; all of them are in a section of their own.
+MAIN_CONTROL = "ema_onehot"
 
 
 def rows_by(experiment: str, factor: str, labels: Mapping[str, str], group: int = 0) -> list[Header]:
@@ -61,8 +61,8 @@ def with_others(data: ReportData, rows: Sequence[Header]) -> list[Header]:
     return [*rows, *other_rows(data, rows[0].experiment, rows, rows[0].group)]
 
 
-def brief_control_rows(group: int) -> list[Header]:
-    return rows_by("controls", "features", {name: ONE_HOT_CONTROLS[name] for name in BRIEF_CONTROLS}, group)
+def main_control(group: int) -> list[Header]:
+    return rows_by("controls", "features", {MAIN_CONTROL: ONE_HOT_CONTROLS[MAIN_CONTROL]}, group)
 
 
 def control_rows(data: ReportData, group: int) -> list[Header]:
@@ -83,46 +83,45 @@ def papers_of(data: ReportData, rows: Sequence[Header], column: Header) -> list[
     return [data.paper(selector_of(row, column)) for row in rows]
 
 
-def column_series(
-    data: ReportData, rows: Sequence[Header], columns: Sequence[Header], marks: Sequence[tuple[str, str]]
-) -> list[Series]:
-    """The columns of a table as the series of a dot plot."""
-    return [
-        Series(column.label, *mark, samples_of(data, rows, column), papers_of(data, rows, column))
-        for column, mark in zip(columns, marks, strict=True)
-    ]
+def column_series(data: ReportData, rows: Sequence[Header], columns: Sequence[Header]) -> list[Series]:
+    """The columns of a table as the series of a dot chart."""
+    return [Series(c.label, samples_of(data, rows, c), papers_of(data, rows, c)) for c in columns]
 
 
-def accuracy_plot(data: ReportData, id: str, rows: Sequence[Header], what: str) -> Plot | None:
-    columns = metric_columns({metric: ACCURACIES[metric] for metric in MARKS})
-    rows = measured_rows(data, rows, columns)
+def accuracy_chart(data: ReportData, rows: Sequence[Header], what: str) -> RowChart | None:
+    rows = measured_rows(data, rows, DRAWN)
     if not rows:
         return None
-    series = column_series(data, rows, columns, list(MARKS.values()))
-    alt = f"Dot plot: accuracy within, on transfer and on deep roles, by {what}. The table has the numbers."
-    return dot_plot(id, [row.label for row in rows], series, alt, groups=[row.group for row in rows])
+    groups = [row.group for row in rows]
+    return dot_chart(
+        f"Accuracy by {what}", [row.label for row in rows], column_series(data, rows, DRAWN), groups=groups
+    )
 
 
 def representations(data: ReportData) -> Sequence[Content | None]:
     ours = with_others(data, rows_by("trace_probe", "representation", REPRESENTATIONS))
-    rows = [*ours, *control_rows(data, 1)]
+    bigru = rows_by("supervised", "unseen", {"untrained": SUPERVISED["untrained"]}, 2)
+    rows = [*ours, *main_control(1), *bigru]
     task = {"control_task": "accuracy on random labels", "selectivity": "selectivity (W minus that)"}
-    selective = measure_table(data, rows, metric_columns(task), "Control task and selectivity")
+    selective = measure_table(data, ours, metric_columns(task), "Control task and selectivity")
     note = Paragraph(
         "The control task gives every word a random role; a probe that does well on it memorises words "
         "(Hewitt and Liang 2019)."
     )
     return [
-        accuracy_plot(data, "plot-representations", rows, "representation, with controls and BiGRU"),
-        measure_table(data, rows, COLUMNS, "Accuracy by representation, controls and BiGRU"),
+        accuracy_chart(data, rows, "representation"),
+        measure_table(data, rows, COLUMNS, "Accuracy by representation"),
         note if selective else None,
         selective,
     ]
 
 
+def controls(data: ReportData) -> Sequence[Content | None]:
+    rows = control_rows(data, 0)
+    return [accuracy_chart(data, rows, "control"), measure_table(data, rows, COLUMNS, "Accuracy of the controls")]
+
+
 def dimension(data: ReportData) -> Sequence[Content | None]:
-    if "dimension_control" not in data.table.experiments:
-        return []
     labels: dict[str, dict[str, Factor]] = {
         "L0 activation, 1024-d": {"representation": "l0", "dimensions": 1024},
         "traces to 1024-d": {"representation": "traces", "dimensions": 1024},
@@ -130,17 +129,16 @@ def dimension(data: ReportData) -> Sequence[Content | None]:
         "L0 to 512-d": {"representation": "l0", "dimensions": 512},
     }
     rows = with_others(data, [Header(label, "dimension_control", where=where) for label, where in labels.items()])
+    shown = [*rows, *main_control(1)]
     parameters = metric_columns({"parameters": "parameters of the probe"})
     return [
-        accuracy_plot(data, "plot-dimension", [*rows, *brief_control_rows(1)], "representation and dimension"),
-        measure_table(data, [*rows, *control_rows(data, 1)], COLUMNS, "Accuracy by dimension"),
+        accuracy_chart(data, shown, "representation and dimension"),
+        measure_table(data, shown, COLUMNS, "Accuracy by dimension"),
         measure_table(data, rows, parameters, "Parameters of the probe"),
     ]
 
 
 def ablations(data: ReportData) -> Sequence[Content | None]:
-    if "ablations" not in data.table.experiments:
-        return []
     variants = {
         "full": "full (L0 + traces)",
         "forward_only": "forward only",
@@ -154,10 +152,9 @@ def ablations(data: ReportData) -> Sequence[Content | None]:
     levels = [Header(f"traces of L{n}", "ablations", where={"level": n}, group=1) for n in numbers]
     parts = rows_by("ablations", "variant", variants)
     parts += other_rows(data, "ablations", [*parts, *levels])
-    rows = [*parts, *levels, *control_rows(data, 2)]
+    rows = [*parts, *levels, *main_control(2)]
     return [
-        accuracy_plot(data, "plot-ablations", [*parts, *brief_control_rows(2)], "what is left of the network"),
-        accuracy_plot(data, "plot-levels", levels, "level of the hierarchy"),
+        accuracy_chart(data, rows, "what is left of the network, and by level"),
         measure_table(data, rows, COLUMNS, "Accuracy by ablation and level"),
     ]
 
@@ -173,16 +170,26 @@ def rules(data: ReportData) -> Sequence[Content | None]:
     ratios = metric_columns({"weight_pr": "participation ratio, weights", "code_pr": "participation ratio, codes"})
     ranks = metric_columns({"weight_rank": "effective rank, weights", "code_rank": "effective rank, codes"})
     rows = with_others(data, rows_by("feedforward_rules", "rule", labels))
-    if not measured_rows(data, rows, [*COLUMNS, *ratios, *ranks]):
-        return []
-    shown = measured_rows(data, rows, ratios)
-    series = column_series(data, shown, ratios, [(PURPLE, "circle"), (GREY, "square")])
-    alt = "Dot plot: participation ratio of weights and codes by learning rule, on a logarithmic axis."
-    x_title = "participation ratio (1 = collapsed)"
-    ratio = dot_plot("plot-rules-pr", [row.label for row in shown], series, alt, x_title=x_title, log=True)
+    shown = [*rows, *main_control(1)]
     return [
-        accuracy_plot(data, "plot-rules", [*rows, *brief_control_rows(1)], "feed-forward rule"),
-        ratio if shown else None,
-        measure_table(data, [*rows, *control_rows(data, 1)], COLUMNS, "Accuracy by feed-forward rule"),
+        accuracy_chart(data, shown, "feed-forward rule"),
+        ratio_chart(data, measured_rows(data, rows, ratios), ratios),
+        measure_table(data, shown, COLUMNS, "Accuracy by feed-forward rule"),
         measure_table(data, rows, [*ratios, *ranks], "Participation ratio and effective rank by feed-forward rule"),
     ]
+
+
+def ratio_chart(data: ReportData, rows: Sequence[Header], columns: Sequence[Header]) -> RowChart | None:
+    series = column_series(data, rows, columns)
+    known = [f.mean for one in series for f in one.samples if f is not None and f.known and f.mean > 0]
+    if not known:
+        return None
+    axis = log_axis(min(1.0, *known), 1.1 * max(known))
+    title = "participation ratio (1 = collapsed)"
+    labels = [row.label for row in rows]
+    return dot_chart("Participation ratio by feed-forward rule", labels, series, x_title=title, axis=axis)
+
+
+def choices(data: ReportData) -> Sequence[Content | None]:
+    rows = other_rows(data, "choices", ())
+    return [measure_table(data, rows, COLUMNS, "Accuracy by choice")]

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
+from ematrace.report.charts import Axis, Line, LineChart, Point, dot_chart, hover, linear_axis
 from ematrace.report.data import ReportData
-from ematrace.report.parts import Content
-from ematrace.report.plots import BLUE, GREEN, GREY, PURPLE, VERMILION, Curve, Panels, Plot, curves, dot_plot
+from ematrace.report.parts import Block, Content
 from ematrace.report.sections.accuracy import column_series
 from ematrace.report.tables import Header, measure_table, measured_rows
-from ematrace.results import Factors, Sample, Selector
+from ematrace.results import Factors, Selector
 
 TRACES = {"fast": "fast trace", "slow": "slow trace", "traces": "both traces"}
 MAJORITY: Factors = {"reader": "majority"}
+READERS = {
+    "probe": "linear probe",
+    "peel": "peeling",
+    "peel_plain": "peeling, one code a word",
+    "peel_onehot": "peeling, one-hots",
+    "majority": "commonest word",
+}
 
 
 def _probe(trace: str) -> Factors:
@@ -23,11 +30,15 @@ def _peel(codes: str, trace: str) -> Factors:
     return {"reader": "peel", "codes": codes, "trace": trace}
 
 
+def lags_of(data: ReportData) -> list[int]:
+    return sorted(lag for lag in data.table.values_of("lag_decoding", "lag") if isinstance(lag, int))
+
+
 def lag_decoding(data: ReportData) -> Sequence[Content | None]:
-    lags = sorted(lag for lag in data.table.values_of("lag_decoding", "lag") if isinstance(lag, int))
+    lags = lags_of(data)
     if not lags:
         return []
-    panels = [_lag_panel(data, trace, title, lags) for trace, title in TRACES.items()]
+    panels = [lag_chart(data, trace, READERS, title) for trace, title in TRACES.items()]
     readers: dict[str, Factors] = {
         "linear, fast": _probe("fast"),
         "linear, slow": _probe("slow"),
@@ -43,25 +54,34 @@ def lag_decoding(data: ReportData) -> Sequence[Content | None]:
     rows = [Header(label, "lag_decoding", where=where) for label, where in readers.items()]
     columns = [Header(f"lag {lag}", metric="word_accuracy", where={"lag": lag}) for lag in lags]
     columns.append(Header("role", metric="role_accuracy"))
-    return [Panels(panels), measure_table(data, rows, columns, "Accuracy of reading words back, by lag")]
+    return [Block(panels, "panels"), measure_table(data, rows, columns, "Accuracy of reading words back, by lag")]
 
 
-def _lag_panel(data: ReportData, trace: str, title: str, lags: Sequence[int]) -> Plot:
-    def points(where: Factors) -> list[tuple[int, Sample]]:
-        found = ((k, data.sample(Selector("lag_decoding", "word_accuracy", {**where, "lag": k}))) for k in lags)
-        return [(lag, sample) for lag, sample in found if sample is not None and sample.known]
-
-    lines = [
-        Curve("linear probe", BLUE, "solid", "circle", points(_probe(trace))),
-        Curve("peeling", VERMILION, "dash", "square", points(_peel("network", trace))),
-        Curve("peeling, one code a word", GREEN, "dash", "diamond", points(_peel("plain", trace))),
-        Curve("peeling, one-hots", PURPLE, "dot", "triangle-up", points(_peel("onehot", trace))),
-        Curve("commonest word", GREY, "dashdot", "x", points(MAJORITY)),
-    ]
+def lag_chart(data: ReportData, trace: str, readers: Mapping[str, str], caption: str) -> LineChart:
+    """The word k steps back by each of these `readers`, and as a level the role of the word now."""
+    lags = lags_of(data)
+    ways = {
+        "probe": _probe(trace),
+        "peel": _peel("network", trace),
+        "peel_plain": _peel("plain", trace),
+        "peel_onehot": _peel("onehot", trace),
+        "majority": MAJORITY,
+    }
+    lines = []
+    for way, name in readers.items():
+        found = {k: data.sample(Selector("lag_decoding", "word_accuracy", {**ways[way], "lag": k})) for k in lags}
+        points = [
+            Point(k, f.mean, f.interval, f"{name}, {k} back: {hover(f)}")
+            for k, f in found.items()
+            if f is not None and f.known
+        ]
+        lines += [Line(name, points)] if points else []
     role = data.sample(Selector("lag_decoding", "role_accuracy", _probe(trace)))
-    level = ("role of the word now", role) if role is not None and role.known else None
-    alt = f"Line plot: accuracy of reading the word k steps back from the {title}, against k."
-    return curves(f"plot-lag-{trace}", [line for line in lines if line.points], level, alt, caption=title)
+    if role is not None and role.known:
+        ends = [Point(k, role.mean, None, "") for k in (min(lags), max(lags))]
+        lines.append(Line("role of the word now", ends, marks=False))
+    x_axis = Axis(min(lags), max(lags), lags, label="{:g}".format)
+    return LineChart(caption, lines, x_axis, linear_axis(0.0, 1.0), "words back", "accuracy")
 
 
 def distances(data: ReportData) -> Sequence[Content | None]:
@@ -78,10 +98,10 @@ def distances(data: ReportData) -> Sequence[Content | None]:
     rows = measured_rows(data, rows, [largest])
     if not rows:
         return []
-    series = column_series(data, rows, [largest, epsilon], [(BLUE, "circle"), (GREY, "line-ns-open")])
-    alt = "Dot plot: largest distortion of pairwise distances beside the lemma's bound."
     labels = [row.label for row in rows]
+    series = column_series(data, rows, [largest, epsilon])
+    axis = linear_axis(0.0, max((f.mean for one in series for f in one.samples if f and f.known), default=1.0))
     return [
-        dot_plot("plot-distances", labels, series, alt, x_title="relative distortion", x_range=None),
+        dot_chart("Largest distortion of distances", labels, series, x_title="relative distortion", axis=axis),
         measure_table(data, rows, [largest, epsilon, *others], "Distortion of distances"),
     ]

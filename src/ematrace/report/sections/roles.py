@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from ematrace.report.charts import Series, dot_chart
 from ematrace.report.data import ReportData
 from ematrace.report.parts import Content
-from ematrace.report.plots import BLUE, GREEN, PURPLE, VERMILION, Series, dot_plot
 from ematrace.report.sections.accuracy import column_series
 from ematrace.report.tables import Header, measure_table, measured_rows, selector_of, value_table
 from ematrace.results import Selector
@@ -44,13 +44,13 @@ def by_role(data: ReportData) -> Sequence[Content | None]:
         return Header(f"★ {row.label}", metric=row.metric, where=row.where) if in_paper else row
 
     rows = [starred(row) for row in sorted(rows, key=lambda row: -ours(row))]
-    marks = [(BLUE, "circle"), (VERMILION, "square"), (PURPLE, "triangle-up"), (GREEN, "diamond")]
-    series = column_series(data, rows, SYSTEMS, marks)
-    alt = "Dot plot: transfer accuracy by role, SPCN beside the BiGRU under three codings of unseen words."
-    return [
-        dot_plot("plot-roles", [row.label for row in rows], series, alt, x_title="accuracy on transfer"),
-        measure_table(data, rows, SYSTEMS, "Transfer accuracy by role"),
-    ]
+    chart = dot_chart(
+        "Accuracy on transfer by role",
+        [row.label for row in rows],
+        column_series(data, rows, SYSTEMS),
+        x_title="accuracy on transfer",
+    )
+    return [chart, measure_table(data, rows, SYSTEMS, "Transfer accuracy by role")]
 
 
 def position(data: ReportData) -> Sequence[Content | None]:
@@ -65,10 +65,9 @@ def position(data: ReportData) -> Sequence[Content | None]:
     if not found:
         return []
     samples, papers = [data.sample(s) for s in found.values()], [data.paper(s) for s in found.values()]
-    series = [Series("ours", BLUE, "circle", samples, papers)]
-    alt = "Dot plot: shares of roles at position 0, and accuracy from the position alone."
+    series = [Series("ours", samples, papers)]
     return [
-        dot_plot("plot-position", list(found), series, alt, x_title="share or accuracy"),
+        dot_chart("Roles at position 0, and accuracy from it", list(found), series, x_title="share or accuracy"),
         value_table(data, found, "Position alone"),
     ]
 
@@ -82,11 +81,12 @@ def shortcuts(data: ReportData) -> Sequence[Content | None]:
     rows = measured_rows(data, rows, INPUTS)
     if not rows:
         return []
-    marks = [(BLUE, "circle"), (GREEN, "diamond"), (VERMILION, "square"), (PURPLE, "triangle-up")]
-    series = column_series(data, rows, INPUTS, marks)
-    alt = "Dot plot: accuracy of the BiGRU on content words, intact, with the word or its context hidden, and swapped."
-    groups = [row.group for row in rows]
     return [
-        dot_plot("plot-shortcuts", [row.label for row in rows], series, alt, groups=groups),
+        dot_chart(
+            "Accuracy of the BiGRU by what it sees",
+            [row.label for row in rows],
+            column_series(data, rows, INPUTS),
+            groups=[row.group for row in rows],
+        ),
         measure_table(data, rows, INPUTS, "Shortcuts of the BiGRU"),
     ]

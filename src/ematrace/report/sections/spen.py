@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ematrace.bench.tables import count
+from ematrace.report.charts import Axis, Series, dot_chart, linear_axis, log_axis
 from ematrace.report.data import ReportData
 from ematrace.report.parts import Content
-from ematrace.report.plots import BLUE, GREY, Series, dot_plot
 from ematrace.report.sections.accuracy import papers_of, samples_of
 from ematrace.report.tables import Header, measure_table, measured_rows, metric_columns, value_table
 from ematrace.results import Selector
@@ -49,6 +50,12 @@ PRECISIONS = [
     Header("float32, dense feed-forward", "spen_model", where={"precision": "float32", "ffn": "dense"}),
     Header("float32, top-k", "spen_model", where={"precision": "float32", "ffn": "topk"}),
 ]
+RATE = Header("tokens/s", metric="tokens_per_second")
+STREAMS = [
+    Header(f"{label}, {text}", "spen_streaming", where={"model": model, "streams": streams})
+    for streams, text in ((1, "one stream"), (1024, "1,024 streams"))
+    for model, label in (("spen", "SPEN"), ("gpt2", "GPT-2"))
+]
 
 
 def training(data: ReportData) -> Sequence[Content | None]:
@@ -60,15 +67,41 @@ def training(data: ReportData) -> Sequence[Content | None]:
     if not rows:
         return []
     series = [
-        Series("median", BLUE, "circle", samples_of(data, rows, median), papers_of(data, rows, median)),
-        Series("slowest step", GREY, "line-ns-open", samples_of(data, rows, slowest), []),
+        Series("median of the steps", samples_of(data, rows, median), papers_of(data, rows, median)),
+        Series("slowest step", samples_of(data, rows, slowest)),
     ]
-    alt = "Dot plot: tokens trained on per second, the median of all steps and the slowest."
-    labels_of_rows = [row.label for row in rows]
     return [
-        dot_plot("plot-spen-training", labels_of_rows, series, alt, x_title="tokens per second", x_range=None),
+        dot_chart(
+            "Speed of training",
+            [row.label for row in rows],
+            series,
+            x_title="tokens per second",
+            axis=speed_axis(series),
+        ),
         measure_table(data, rows, SPEED, "Speed of training"),
         measure_table(data, rows, HELD_OUT, "Perplexity on held-out text"),
+    ]
+
+
+def speed_axis(series: Sequence[Series]) -> Axis:
+    """From 0, so that lengths can be compared."""
+    means = [f.mean for one in series for f in one.samples if f is not None and f.known]
+    papers = [paper for one in series for paper in one.papers if paper is not None]
+    return linear_axis(0.0, 1.05 * max([*means, *papers], default=1.0), count)
+
+
+def streaming(data: ReportData) -> Sequence[Content | None]:
+    rows = measured_rows(data, STREAMS, [RATE])
+    labels = [row.label for row in rows]
+    series = [Series("ours", samples_of(data, rows, RATE), papers_of(data, rows, RATE))]
+    known = [f.mean for f in series[0].samples if f is not None and f.known]
+    if not known:
+        return []
+    papers = [paper for paper in series[0].papers if paper is not None]
+    axis = log_axis(min([*known, *papers]) / 1.5, 1.5 * max(known), count)
+    return [
+        dot_chart("Speed of streaming", labels, series, x_title="tokens per second", axis=axis),
+        measure_table(data, rows, [RATE], "Speed of streaming"),
     ]
 
 

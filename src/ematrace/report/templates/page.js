@@ -1,85 +1,66 @@
 "use strict";
 
-// Text and lines follow the page's theme, margins and the legend its width; the marks have one colour in all of them.
-function themed(layout, width) {
-  const css = getComputedStyle(document.documentElement);
-  const colour = (name) => css.getPropertyValue(name).trim();
-  const narrow = width < 560;
-  const axis = (own) => ({
-    gridcolor: colour("--line"), linecolor: colour("--line"), zerolinecolor: colour("--muted"),
-    fixedrange: true, automargin: true, ...own,
-    title: { standoff: 8, font: { size: 13, color: colour("--muted") }, ...own?.title },
-  });
-  return {
-    ...layout,
-    xaxis: axis(layout.xaxis),
-    yaxis: axis(layout.yaxis),
-    paper_bgcolor: "rgba(0,0,0,0)",
-    plot_bgcolor: "rgba(0,0,0,0)",
-    font: { family: "system-ui, sans-serif", size: narrow ? 12 : 13, color: colour("--text") },
-    margin: { l: 8, r: 14, t: 8, b: 44, ...layout.margin },
-    legend: {
-      orientation: "h", x: narrow ? 0.5 : 0, xanchor: narrow ? "center" : "left", xref: narrow ? "container" : "paper",
-      y: 0, yref: "container", yanchor: "bottom", font: { size: 12 }, itemwidth: 30,
-    },
-    hoverlabel: { bgcolor: colour("--panel"), bordercolor: colour("--line"), font: { color: colour("--text") }, align: "left" },
-    hovermode: "closest",
-    dragmode: false,
-    height: layout.height + (narrow && layout.showlegend ? 40 : 0),
-  };
-}
+// Sorting and filtering of the verdict table. Without this script the table stands in the order of the claims.
+const table = document.querySelector("table.verdicts");
+const claims = [...table.tBodies];
+const form = document.querySelector("form.controls");
+const field = (name) => document.getElementById(name);
+const heads = [...table.querySelectorAll("th[data-sort]")];
+let order = "order", backwards = false;
 
-const specs = JSON.parse(document.getElementById("plot-specs").textContent);
-
-function draw(id) {
-  const place = document.getElementById(id);
-  const { data, layout } = specs[id];
-  // A plot inside a closed <details> has no width yet; it is drawn when opened.
-  if (!place || !place.clientWidth) return;
-  const shown = themed(layout, place.clientWidth);
-  // Plotly takes the height of the box whenever the width changes, so the box must have the plot's.
-  place.style.height = `${shown.height}px`;
-  Plotly.react(place, data, shown, { responsive: true, displayModeBar: false });
-}
-
-function drawAll() {
-  Object.keys(specs).forEach(draw);
-}
-
-for (const [id, spec] of Object.entries(specs)) {
-  if (!spec.choices || spec.choices.length < 2) continue;
-  const label = document.createElement("label");
-  label.className = "choice";
-  label.textContent = "Against ";
-  const select = document.createElement("select");
-  for (const choice of spec.choices) {
-    const option = document.createElement("option");
-    option.textContent = choice.label;
-    select.append(option);
+function show() {
+  const verdict = field("by-verdict").value, part = field("by-part").value;
+  const words = field("by-text").value.toLowerCase().split(/\s+/);
+  let shown = 0;
+  for (const claim of claims) {
+    const text = claim.textContent.toLowerCase();
+    claim.hidden = (verdict && claim.dataset.verdict !== verdict) || (part && claim.dataset.part !== part)
+      || !words.every((word) => text.includes(word));
+    shown += !claim.hidden;
   }
-  select.addEventListener("change", () => {
-    const { title, x } = spec.choices[select.selectedIndex];
-    for (const trace of spec.data) trace.x = x;
-    spec.layout.xaxis = { ...spec.layout.xaxis, title: { text: title } };  // escaped: Plotly reads tags
-    draw(id);
-  });
-  label.append(select);
-  document.getElementById(id).before(label);
+  field("count").textContent = shown === claims.length ? `${shown} claims` : `${shown} of ${claims.length} claims`;
 }
 
-// A link to a claim opens whatever it is folded into.
+function sort(name, down) {
+  order = name;
+  backwards = down;
+  const key = (claim) => Number(claim.dataset[order]);
+  const sorted = [...claims].sort((a, b) => (backwards ? key(b) - key(a) : key(a) - key(b)) || a.dataset.order - b.dataset.order);
+  table.append(...sorted);
+  for (const head of heads) {
+    if (head.dataset.sort === order) head.setAttribute("aria-sort", backwards ? "descending" : "ascending");
+    else head.removeAttribute("aria-sort");
+  }
+  field("by-order").value = order;
+}
+
+for (const head of heads) {
+  const button = document.createElement("button");
+  button.type = "button";
+  button.textContent = head.textContent;
+  button.addEventListener("click", () => sort(head.dataset.sort, order === head.dataset.sort && !backwards));
+  head.replaceChildren(button);
+}
+form.hidden = false;
+form.addEventListener("input", show);
+form.addEventListener("submit", (event) => event.preventDefault());
+field("by-order").addEventListener("change", (event) => sort(event.target.value, false));
+sort("order", false);
+show();
+
+// A link to something folded opens it; one to a claim that the filter hides shows all claims.
 function reveal() {
   const target = document.getElementById(decodeURIComponent(location.hash.slice(1)));
-  for (let box = target?.closest("details"); box; box = box.parentElement.closest("details")) box.open = true;
-  target?.scrollIntoView();
+  if (!target) return;
+  if (target.hidden) {
+    form.reset();
+    sort("order", false);
+    show();
+  }
+  for (let box = target.closest("details"); box; box = box.parentElement.closest("details")) box.open = true;
+  const own = target.matches("tbody.claim") && target.querySelector("details");
+  if (own) own.open = true;
+  target.scrollIntoView();
 }
-
-drawAll();
-matchMedia("(prefers-color-scheme: dark)").addEventListener("change", drawAll);
-let lastWidth = innerWidth;
-addEventListener("resize", () => {
-  if (innerWidth !== lastWidth) drawAll();
-  lastWidth = innerWidth;
-});
 addEventListener("hashchange", reveal);
 if (location.hash) reveal();

@@ -1,0 +1,337 @@
+"""Small charts as SVG that needs no script: dots and bars in rows, and lines.
+
+Horizontal places are percentages and vertical ones pixels, so a chart takes any width without scaling its text.
+Colours and shapes of a series are CSS classes and symbols of the page (`s0`, `s1`, ...).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import ClassVar, TypeAlias
+
+from ematrace.report.formatting import decimals_for, interval, number, over_seeds
+from ematrace.report.parts import Part
+from ematrace.results import Interval, Sample
+
+N_STYLES = 6  # series that look different; page.html.j2 has a symbol and style.css a colour for each
+MOST_TICKS = 5  # that fit side by side on a phone
+LANE_PX = 9  # between series that share a row
+PLANE_PX = 190  # height of a line chart, below its title
+PLANE_TOP = 22
+LARGEST = 1e300  # number that an axis shows; files may hold any
+PLANE_LEFT = 11.0  # percent, for the numbers of the y axis
+
+
+@dataclass(frozen=True)
+class Mark:
+    """A point of a series; `title` is shown on hover."""
+
+    x: float
+    y: float
+    style: int
+    title: str
+    hollow: bool = False
+    kind: ClassVar[str] = "mark"
+
+
+@dataclass(frozen=True)
+class Segment:
+    x1: float
+    y1: float
+    x2: float
+    y2: float
+    style: str
+    kind: ClassVar[str] = "segment"
+
+
+@dataclass(frozen=True)
+class Box:
+    x: float
+    y: float
+    width: float
+    height: float
+    style: str
+    title: str
+    kind: ClassVar[str] = "box"
+
+
+@dataclass(frozen=True)
+class Text:
+    x: float
+    y: float
+    text: str
+    style: str = ""
+    kind: ClassVar[str] = "text"
+
+
+Shape: TypeAlias = Mark | Segment | Box | Text
+
+
+@dataclass(frozen=True)
+class Key:
+    """A line of the legend."""
+
+    name: str
+    style: int
+    hollow: bool = False
+    guide: bool = False
+
+
+@dataclass(frozen=True)
+class Axis:
+    """From numbers to percent of the width."""
+
+    low: float
+    high: float
+    ticks: Sequence[float]
+    log: bool = False
+    label: Callable[[float], str] = "{:g}".format
+
+    def share(self, x: float) -> float:
+        """0 at the low end, 1 at the high one; what lies outside is put at the edge.
+
+        >>> Axis(1, 100, (), log=True).share(10), Axis(0, 2, ()).share(3)
+        (0.5, 1.0)
+        """
+        low, high = self.low, self.high
+        if self.log:
+            low, high, x = math.log(low), math.log(high), math.log(x) if x > 0 else -math.inf
+        return min(1.0, max(0.0, (x - low) / (high - low)))
+
+    def percent(self, x: float) -> float:
+        return round(100 * self.share(x), 2)
+
+
+def linear_axis(low: float, high: float, label: Callable[[float], str] = "{:g}".format) -> Axis:
+    """With round ticks.
+
+    >>> linear_axis(0, 1).ticks, linear_axis(0, 7200).ticks
+    ((0.0, 0.25, 0.5, 0.75, 1.0), (0.0, 2000.0, 4000.0, 6000.0))
+    """
+    high = min(high, LARGEST) if high > low else low + 1.0
+    decade = 10.0 ** math.floor(math.log10(high - low))
+    steps = [decade * factor for factor in (0.1, 0.2, 0.25, 0.5, 1.0, 2.0, 5.0)]
+    step = next(s for s in steps if math.floor(high / s + 1e-9) - math.ceil(low / s - 1e-9) < MOST_TICKS)
+    first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
+    return Axis(low, high, tuple(float(f"{step * i:.10g}") for i in range(first, last + 1)), label=label)
+
+
+def log_axis(low: float, high: float, label: Callable[[float], str] = "{:g}".format) -> Axis:
+    """With ticks at round numbers, 1 among them if it is inside.
+
+    >>> log_axis(0.95, 1.28).ticks, log_axis(0.6, 6.0).ticks, log_axis(0.95, 168.0).ticks
+    ((1.0, 1.1, 1.2), (1.0, 2.0, 5.0), (1.0, 10.0, 100.0))
+    """
+    low = min(max(low, 1 / LARGEST), LARGEST / 2)
+    high = min(high, LARGEST) if high > low else 2 * low
+    steps = (0.1, 0.25, 0.5) if low >= 0.5 and high <= 10 else ()  # else they would crowd at one end
+    even = [[step * i for i in range(1, 1 + int(high / step))] for step in steps]
+    decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    thin = [[10.0**e for e in decades if e % every == 0] for every in (1, 2, 3, 5, 10, 20, 50, 100, 200)]
+    for ticks in (*even, [m * 10.0**e for e in decades for m in (1, 2, 5)], *thin):
+        shown = tuple(float(f"{tick:.10g}") for tick in ticks if low <= tick <= high)
+        if 2 <= len(shown) <= MOST_TICKS:
+            return Axis(low, high, shown, log=True, label=label)
+    return Axis(low, high, (low, high), log=True, label=label)
+
+
+@dataclass(frozen=True)
+class Row:
+    """A label, what is drawn beside it (on a phone below it), and a number at the end."""
+
+    label: str
+    shapes: Sequence[Shape]
+    height: int
+    value: str = ""
+    apart: bool = False
+
+
+@dataclass(frozen=True)
+class RowChart(Part):
+    caption: str
+    rows: Sequence[Row]
+    axis: Axis
+    x_title: str
+    keys: Sequence[Key] = ()
+    macro = "row_chart"
+    template = "charts.html.j2"
+
+    @property
+    def ticks(self) -> list[tuple[float, str]]:
+        return [(self.axis.percent(tick), self.axis.label(tick)) for tick in self.axis.ticks]
+
+    @property
+    def has_values(self) -> bool:
+        return any(row.value for row in self.rows)
+
+
+@dataclass(frozen=True)
+class Series:
+    """One mark in each row of a dot chart: ours, and the paper's number if it has one."""
+
+    name: str
+    samples: Sequence[Sample | None]
+    papers: Sequence[float | None] = ()
+
+
+def hover(sample: Sample) -> str:
+    """The mean and its interval; the tables have the rest.
+
+    >>> hover(Sample((0.5, 0.5)))
+    '.500'
+    """
+    ends = over_seeds(sample)
+    return number(sample.mean) + (f" ({interval(ends, decimals_for(sample.mean))})" if ends else "")
+
+
+def dot_chart(
+    caption: str,
+    labels: Sequence[str],
+    series: Sequence[Series],
+    *,
+    x_title: str = "accuracy",
+    axis: Axis | None = None,
+    groups: Sequence[int] = (),
+    values: Sequence[str] = (),
+) -> RowChart:
+    """A row of marks with intervals for each label, the paper's hollow; a gap between rows of different `groups`."""
+    shown = [s for s in series if any(f is not None and f.known for f in s.samples)]
+    axis = axis or linear_axis(0.0, 1.0)
+    height = LANE_PX * len(shown) + 7
+    rows = []
+    for i, label in enumerate(labels):
+        shapes: list[Shape] = []
+        for lane, one in enumerate(shown):
+            y = 8 + LANE_PX * lane
+            sample, paper = one.samples[i], one.papers[i] if one.papers else None
+            if paper is not None:
+                shapes.append(Mark(axis.percent(paper), y, lane, f"{one.name}: paper {number(paper)}", True))
+            if sample is not None and sample.known:
+                shapes += _whisker(axis, sample.interval, y, lane)
+                shapes.append(Mark(axis.percent(sample.mean), y, lane, f"{one.name}: {hover(sample)}"))
+        apart = bool(groups) and i > 0 and groups[i] != groups[i - 1]
+        rows.append(Row(label, shapes, height, values[i] if values else "", apart))
+    keys = [Key(one.name, lane) for lane, one in enumerate(shown)] if len(shown) > 1 else []
+    if any(paper is not None for one in shown for paper in one.papers):
+        keys = [*keys, Key("paper", 0, hollow=True)] if keys else [Key("ours", 0), Key("paper", 0, hollow=True)]
+    return RowChart(caption, rows, axis, x_title, keys)
+
+
+def _whisker(axis: Axis, ends: Interval | None, y: float, lane: int) -> list[Shape]:
+    if ends is None or ends[0] == ends[1]:
+        return []
+    return [Segment(axis.percent(ends[0]), y, axis.percent(ends[1]), y, f"s{lane % N_STYLES}")]
+
+
+@dataclass(frozen=True)
+class Bar:
+    """Its value, the range over repetitions, the text beside it and the one on hover."""
+
+    label: str
+    value: float
+    low: float
+    high: float
+    text: str
+    hover: str
+
+
+def bar_chart(
+    caption: str,
+    bars: Sequence[Bar],
+    axis: Axis,
+    x_title: str,
+    *,
+    base: float = 0.0,
+    reference: float | None = None,
+    groups: Sequence[str] = (),
+) -> RowChart:
+    """Bars from `base`, with their range and number; a colour, and a line of the legend, for each of `groups`."""
+    names = list(dict.fromkeys(groups))
+    rows = []
+    for i, bar in enumerate(bars):
+        style = names.index(groups[i]) % N_STYLES if groups else 0
+        left, right = sorted((axis.percent(base), axis.percent(bar.value)))
+        shapes: list[Shape] = [Box(left, 4, round(right - left, 2), 14, f"s{style}", bar.hover)]
+        if bar.low < bar.high:
+            shapes.append(Segment(axis.percent(bar.low), 11, axis.percent(bar.high), 11, "range"))
+        if reference is not None:
+            shapes.append(Segment(axis.percent(reference), 0, axis.percent(reference), 22, "reference"))
+        rows.append(Row(bar.label, shapes, 22, bar.text))
+    keys = [Key(name, i) for i, name in enumerate(names)] if len(names) > 1 else []
+    return RowChart(caption, rows, axis, x_title, keys)
+
+
+@dataclass(frozen=True)
+class Point:
+    x: float
+    y: float
+    ends: Interval | None
+    title: str
+
+
+@dataclass(frozen=True)
+class Line:
+    name: str
+    points: Sequence[Point]
+    marks: bool = True
+
+
+@dataclass(frozen=True)
+class LineChart(Part):
+    """Lines with a bar for the interval at each point; one without marks is a level or a guide."""
+
+    caption: str
+    lines: Sequence[Line]
+    x_axis: Axis
+    y_axis: Axis
+    x_title: str
+    y_title: str
+    macro = "line_chart"
+    template = "charts.html.j2"
+    height: ClassVar[int] = PLANE_TOP + PLANE_PX + 40
+
+    @property
+    def keys(self) -> list[Key]:
+        return [Key(line.name, *_style(i), guide=not line.marks) for i, line in enumerate(self.lines)]
+
+    @property
+    def shapes(self) -> list[Shape]:
+        return [*self._frame(), *(shape for i, line in enumerate(self.lines) for shape in self._line(i, line))]
+
+    def place(self, x: float, y: float) -> tuple[float, float]:
+        across = PLANE_LEFT + (98 - PLANE_LEFT) * self.x_axis.share(x)
+        return round(across, 2), round(PLANE_TOP + PLANE_PX * (1 - self.y_axis.share(y)), 1)
+
+    def _frame(self) -> list[Shape]:
+        bottom = PLANE_TOP + PLANE_PX
+        shapes: list[Shape] = [Text(0, 12, self.y_title, "title"), Text(98, bottom + 34, self.x_title, "end title")]
+        for tick in self.y_axis.ticks:
+            _, y = self.place(self.x_axis.low, tick)
+            shapes.append(Segment(PLANE_LEFT, y, 100, y, "grid"))
+            shapes.append(Text(PLANE_LEFT - 1.5, y + 4, self.y_axis.label(tick), "end"))
+        for tick in self.x_axis.ticks:
+            x, _ = self.place(tick, self.y_axis.low)
+            shapes.append(Segment(x, bottom, x, bottom + 4, "grid"))
+            shapes.append(Text(x, bottom + 17, self.x_axis.label(tick), "middle"))
+        return shapes
+
+    def _line(self, i: int, line: Line) -> list[Shape]:
+        style, hollow = _style(i)
+        places = [self.place(point.x, point.y) for point in line.points]
+        kind = f"s{style} line" + ("" if line.marks else " guide") + (" dashed" if hollow else "")
+        shapes: list[Shape] = [Segment(*before, *after, kind) for before, after in pairwise(places)]
+        for point, (x, y) in zip(line.points, places, strict=True):
+            if point.ends is not None and point.ends[0] < point.ends[1]:
+                (_, low), (_, high) = (self.place(point.x, end) for end in point.ends)
+                shapes.append(Segment(x, low, x, high, f"s{style}"))
+            if line.marks:
+                shapes.append(Mark(x, y, style, point.title, hollow))
+        return shapes
+
+
+def _style(i: int) -> tuple[int, bool]:
+    """Of the i-th series: after all styles are used up, the same with hollow marks."""
+    return i % N_STYLES, i >= N_STYLES

@@ -1,0 +1,56 @@
+"""Commands that the page offers: only such as run, with what they need."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ematrace.bench.cells import is_benchmark
+from ematrace.ledger import Claim
+from ematrace.report.data import ReportData
+
+
+@dataclass(frozen=True)
+class Command:
+    text: str
+    needs: str = ""
+    """What a machine has to have for it."""
+
+
+def command_for(experiment: str, data: ReportData) -> Command | None:
+    """None for an experiment that this version does not have."""
+    return _command(experiment, (experiment,), data)
+
+
+def command_of(claim: Claim, data: ReportData) -> Command | None:
+    """None where nothing tests the claim."""
+    if claim.not_testable is not None or not claim.experiments:
+        return None
+    if claim.command:
+        return Command(claim.command)
+    return _command(claim.id, claim.experiments, data)
+
+
+def _command(name: str, experiments: tuple[str, ...], data: ReportData) -> Command | None:
+    from ematrace.experiments import EXPERIMENTS
+
+    known = set(EXPERIMENTS)  # names alone: a look at one of them imports torch
+    others = [experiment for experiment in experiments if experiment not in known]
+    if others:
+        run = all(is_benchmark(cells[0].cell) for o in others if (cells := data.table.evidence.get(o)))
+        measured = all(other in data.table.evidence for other in others)
+        return Command(f"ematrace bench {' '.join(others)}") if run and measured else None
+    gpu, text = (any(flags) for flags in zip(*(_needs(e, data) for e in experiments), strict=True))
+    options = (" --scale gpu" if gpu else "") + (" --data SOURCE" if text else "")
+    needs = [*(["a CUDA GPU"] if gpu else []), *(["text of yours as SOURCE"] if text else [])]
+    return Command(f"ematrace reproduce {name}{options}", " and ".join(needs))
+
+
+def _needs(experiment: str, data: ReportData) -> tuple[bool, bool]:
+    """Whether it needs a GPU, and a source of text. A run that is there shows it."""
+    if cells := data.table.evidence.get(experiment):
+        cell = cells[0].cell
+        return cell.scale == "gpu", "--data" in cell.provenance.command
+    from ematrace.experiments import EXPERIMENTS
+    from ematrace.experiments.base import NO_DEFAULT
+
+    return EXPERIMENTS[experiment].needs == "gpu", EXPERIMENTS[experiment].data == NO_DEFAULT

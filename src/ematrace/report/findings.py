@@ -1,0 +1,182 @@
+"""What the page opens with: a few findings, as data.
+
+A finding is a claim whose verdict decides the heading, a sentence in which every number is a selector, and a chart.
+To add one, add it to FINDINGS; where one of its numbers was not measured it says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from ematrace.bench.tables import count
+from ematrace.ledger import LedgerRow
+from ematrace.report.charts import LineChart, RowChart, Series, dot_chart, log_axis
+from ematrace.report.commands import Command, command_of
+from ematrace.report.data import ReportData
+from ematrace.report.formatting import hardware_of, number
+from ematrace.report.sections.accuracy import rows_by, samples_of
+from ematrace.report.sections.content import lag_chart
+from ematrace.report.sections.spen import RATE, STREAMS
+from ematrace.report.tables import Header, measured_rows, metric_columns
+from ematrace.report.verdicts import look_of
+from ematrace.results import Sample, Selector
+
+Chart = RowChart | LineChart
+
+
+@dataclass(frozen=True)
+class Finding:
+    """`holds` and `fails` are headings, by the verdict on `claim`; `fails` says that it is the paper that says it."""
+
+    topic: str
+    claim: str
+    holds: str
+    fails: str
+    sentence: str
+    numbers: Mapping[str, Selector]
+    chart: Callable[[ReportData], Chart | None]
+
+
+@dataclass(frozen=True)
+class FindingView:
+    topic: str
+    heading: str
+    text: str
+    claim: str
+    sign: str
+    verdict: str
+    chart: Chart | None
+    command: Command | None = None
+
+
+def build_finding(finding: Finding, data: ReportData) -> FindingView | None:
+    """None where the claims are others than the paper's."""
+    found = {row.id: row for row in data.rows}.get(finding.claim)
+    if found is None:
+        return None
+    samples = {name: data.sample(selector) for name, selector in finding.numbers.items()}
+    texts = {name: shown(sample) for name, sample in samples.items() if sample is not None and sample.known}
+    look = look_of(found.verdict)
+    if len(texts) < len(samples) or (heading := _heading(finding, found)) is None:
+        command = command_of(data.claims[finding.claim], data)
+        return FindingView(finding.topic, "Not measured yet", "", found.id, look.sign, found.verdict, None, command)
+    first = data.select(next(iter(finding.numbers.values())))
+    hardware = hardware_of(first.cells[0].cell.provenance) if first is not None else ""
+    papers = {f"{name}_paper": number(data.paper(selector)) for name, selector in finding.numbers.items()}
+    text = finding.sentence.format(**texts, **papers, hardware=hardware)
+    return FindingView(finding.topic, heading, text, found.id, look.sign, found.verdict, finding.chart(data))
+
+
+def shown(sample: Sample) -> str:
+    """As people say it: a share in percent, a rate in thousands."""
+    return f"{sample.mean:.1%}" if sample.unit == "accuracy" else count(sample.mean)
+
+
+def _heading(finding: Finding, row: LedgerRow) -> str | None:
+    """None where there is no verdict."""
+    if row.verdict.startswith(("reproduced", "direction only", "answered: yes")):
+        return finding.holds
+    return finding.fails if row.verdict in ("not reproduced", "answered: no") else None
+
+
+def structure_chart(data: ReportData) -> Chart | None:
+    columns = metric_columns({"within": "words it knows (W)", "transfer": "words it never saw (T)"})
+    rows = [
+        *rows_by("trace_probe", "representation", {"l0": "SPCN, activation", "l0+traces": "SPCN, with traces"}),
+        Header("SPCN, nothing learned", "controls", where={"features": "no_feedback"}),
+        Header("traces of words, no network", "controls", where={"features": "ema_onehot"}),
+    ]
+    rows = measured_rows(data, rows, columns)
+    series = [Series(column.label, samples_of(data, rows, column)) for column in columns]
+    values = [
+        ", ".join(number(s.mean) for one in series if (s := one.samples[i]) and s.known) for i in range(len(rows))
+    ]
+    labels = [row.label for row in rows]
+    return dot_chart("Roles read by a linear probe", labels, series, x_title="share correct", values=values)
+
+
+def content_chart(data: ReportData) -> Chart | None:
+    readers = {"probe": "linear probe", "majority": "always the commonest word"}
+    return lag_chart(data, "slow", readers, "The word k steps back, read from the slow trace")
+
+
+def cost_chart(data: ReportData) -> Chart | None:
+    rows = measured_rows(data, STREAMS, [RATE])
+    samples = samples_of(data, rows, RATE)
+    papers = [data.paper(Selector("spen_streaming", "tokens_per_second", row.where)) for row in rows]
+    known = [f.mean for f in samples if f is not None and f.known] + [p for p in papers if p is not None]
+    axis = log_axis(min(known) / 1.3, 1.3 * max(known), count)
+    values = ["" if f is None else count(f.mean) for f in samples]
+    series = [Series("ours", samples, papers)]
+    labels = [row.label for row in rows]
+    return dot_chart("Tokens per second", labels, series, x_title="tokens per second", axis=axis, values=values)
+
+
+def _roles(metric: str, representation: str) -> Selector:
+    return Selector("trace_probe", metric, {"representation": representation})
+
+
+def _control(metric: str, features: str) -> Selector:
+    return Selector("controls", metric, {"features": features})
+
+
+def _words(**where: str) -> Selector:
+    return Selector("lag_decoding", "word_accuracy", {**where, "lag": 1})
+
+
+def _streams(model: str, streams: int) -> Selector:
+    return Selector("spen_streaming", "tokens_per_second", {"model": model, "streams": streams})
+
+
+FINDINGS = (
+    Finding(
+        "Structure",
+        "C04",
+        "EMA traces carry structure.",
+        "The paper says that traces carry structure. Not reproduced here.",
+        "From SPCN's activation and traces a linear probe reads {both} of the roles, from the activation alone {l0}; "
+        "from traces of the bare words, without a network, {onehot}. On words never seen before these are {both_t}, "
+        "{l0_t} and {onehot_t}, and {unlearned_t} from an SPCN that has learned nothing.",
+        {
+            "both": _roles("within", "l0+traces"),
+            "l0": _roles("within", "l0"),
+            "onehot": _control("within", "ema_onehot"),
+            "both_t": _roles("transfer", "l0+traces"),
+            "l0_t": _roles("transfer", "l0"),
+            "onehot_t": _control("transfer", "ema_onehot"),
+            "unlearned_t": _control("transfer", "no_feedback"),
+        },
+        structure_chart,
+    ),
+    Finding(
+        "Content",
+        "C18",
+        "Words are washed out of the slow trace; structure stays.",
+        "The paper says that words are washed out of the slow trace. Not reproduced here.",
+        "From the slow trace alone, a linear probe reads the word before the current one in {probe} of all "
+        "cases. Always naming the commonest word would give {majority}. The role of the current word is read in "
+        "{role}.",
+        {
+            "probe": _words(reader="probe", trace="slow"),
+            "majority": _words(reader="majority"),
+            "role": Selector("lag_decoding", "role_accuracy", {"reader": "probe", "trace": "slow"}),
+        },
+        content_chart,
+    ),
+    Finding(
+        "Cost",
+        "F5",
+        "SPEN streams a text faster than a GPT-2 of its size.",
+        "The paper hopes that a fused kernel closes the speed gap. It does not here.",
+        "SPEN reads one stream of text at {one} tokens per second (the paper has {one_paper}), a GPT-2 of its size at "
+        "{gpt2}; 1,024 streams together at {many}, GPT-2 at {gpt2_many}. Measured on {hardware}.",
+        {
+            "one": _streams("spen", 1),
+            "gpt2": _streams("gpt2", 1),
+            "many": _streams("spen", 1024),
+            "gpt2_many": _streams("gpt2", 1024),
+        },
+        cost_chart,
+    ),
+)
