@@ -17,6 +17,7 @@ from ematrace.cli import bench, check, language, results, train
 from ematrace.cli.parsing import parse
 from ematrace.cli.reproduce import Reproduce, reproduce
 from ematrace.names import did_you_mean
+from ematrace.sharing import shared_processors
 
 # name: what is asked for, and what answers it. None of these modules imports torch before it is called.
 COMMANDS: dict[str, tuple[type[Any], Callable[[Any, Console, Console], None]]] = {
@@ -60,7 +61,9 @@ def run(arguments: Sequence[str]) -> None:
             known = [*COMMANDS, "--help", "--version"]
             raise ValueError(f"no {what} {name!r}{did_you_mean(name, known)} `ematrace --help` lists the commands")
         kind, answer = COMMANDS[name]
-        answer(parse(kind, f"ematrace {name}", rest), console, error_console)
+        command = parse(kind, f"ematrace {name}", rest)
+        with shared_processors():
+            answer(command, console, error_console)
     except BrokenPipeError:
         raise
     except (ValueError, OSError) as error:

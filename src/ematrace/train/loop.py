@@ -18,6 +18,7 @@ import torch
 
 from ematrace.files import write_atomically
 from ematrace.models.flops import flops_per_token
+from ematrace.sharing import shared_processors
 from ematrace.text import open_source
 from ematrace.text.held_out import HeldOut
 from ematrace.train import checkpoints, metrics, state, summary
@@ -51,7 +52,7 @@ def train(config: TrainConfig, *, display: Display | None = None) -> TrainSummar
     """Train until the tokens are used up or a signal asks to stop; either way the last step has a checkpoint."""
     check_config(config)
     recipe = resolve_recipe(config)
-    with open_world(config.device) as world:
+    with shared_processors(), open_world(config.device) as world:
         shown: Display = display if display is not None and world.first else Silent()
         try:
             _refuse_before_work(config, recipe, world)
@@ -130,7 +131,7 @@ def _train(config: TrainConfig, world: World, display: Display) -> TrainSummary:
                 display.on_event(f"resumed from {start}")
         speed = _Speed(flops_per_token(run.model, recipe.length), peak * world.size)
         stopped = _loop(run, speed, display)
-        return _finish(run, data, speed, peak, stopped, display)
+        return _finish(run, data, speed, stopped, display)
 
 
 def _set_up(
@@ -204,6 +205,8 @@ class _Speed:
 
     def figures(self, tokens: int, seconds: float) -> dict[str, float]:
         rate = tokens / seconds
+        # No share above 1: a rate that was measured while the machine was busy is at least what is reached later.
+        self.peak = max(self.peak, rate * self.flops_per_token)
         return {"tokens_per_second": rate, "mfu": rate * self.flops_per_token / self.peak}
 
 
@@ -260,9 +263,7 @@ def _plot(board: Any, line: Mapping[str, Any]) -> None:
                 board.add_scalar(f"train/{name}", value, line["step"])
 
 
-def _finish(
-    run: Run, data: TrainingData, speed: _Speed, peak: float, stopped: str | None, display: Display
-) -> TrainSummary:
+def _finish(run: Run, data: TrainingData, speed: _Speed, stopped: str | None, display: Display) -> TrainSummary:
     """The model to load and the summary; a run that was stopped has neither yet."""
     baselines: dict[str, float | None] = {"unigram_cross_entropy": None, "uniform_cross_entropy": None}
     if stopped is None:
@@ -280,7 +281,7 @@ def _finish(
         **baselines,
         **summary.curve_figures(run.config.out / "metrics.jsonl"),
         flops_per_token=speed.flops_per_token,
-        matmul_flops_per_second=peak,
+        matmul_flops_per_second=speed.peak / run.world.size,
         peak_memory_bytes=int(memory),
         seconds=run.seconds,
         processes=run.world.size,
