@@ -138,14 +138,14 @@ class TestTimeGpu:
 
 
 class TestCeilings:
-    """With every call taking two seconds, a ceiling is half of what one call moves or computes."""
+    """Of the fastest call, which takes two seconds: a ceiling is half of what one call moves or computes."""
 
     @pytest.fixture(autouse=True)
     def two_seconds(self, monkeypatch: pytest.MonkeyPatch) -> None:
         def timed(work: Any, repetitions: int, warmup: int = 1) -> dict[str, Timing]:
             for call in work.values():
                 call()
-            return {name: Timing((1.0, 2.0, 9.0)) for name in work}
+            return {name: Timing((3.0, 2.0, 9.0)) for name in work}
 
         monkeypatch.setattr(measure, "time_cpu", timed)
 
@@ -175,6 +175,22 @@ class TestProgress:
         assert "slow one" in err
         assert "5/6" in err
         assert out == ""
+
+
+class TestOtherLoad:
+    """Others use one processor of a second that is timed, and none of a third."""
+
+    def test_is_the_average_over_all_timings(self, monkeypatch: pytest.MonkeyPatch, clock: Clock) -> None:
+        monkeypatch.setattr(measure, "_loads", [])
+        loads = iter([1.0, 0.0, None])
+        monkeypatch.setattr(measure.Meter, "others", lambda self: next(loads))
+        assert measure.other_load() is None
+        time_cpu({"a": clock.work(0.5)}, repetitions=1)  # 1 s with warming up
+        assert measure.other_load() == 1.0
+        time_cpu({"a": clock.work(1.5)}, repetitions=1)
+        assert measure.other_load() == 0.25
+        time_cpu({"a": clock.work(9.0)}, repetitions=1)  # the system does not say
+        assert measure.other_load() == 0.25
 
 
 class TestFinish:
@@ -207,6 +223,21 @@ class TestFinish:
         path = tmp_path / "new" / "folder" / "made_up" / "seed-0_cpu.json"
         assert [p for p in tmp_path.rglob("*") if p.is_file()] == [path]
         assert read_file(path) == made
+
+    def test_times_taken_beside_other_programs_are_not_recorded(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(script, "other_load", lambda: 0.7)
+        with pytest.raises(SystemExit, match=r"made_up: not recorded: other programs kept 0.7 of .*--force"):
+            self.end(tmp_path)
+        assert list(tmp_path.iterdir()) == []
+        assert decode_file(capsys.readouterr().out.splitlines()[-1].encode()).settings["other_load"] == 0.7
+        assert "other_load" not in self.end(tmp_path / "made", makes_load=True).settings
+        assert self.end(tmp_path / "forced", force=True).settings["other_load"] == 0.7
+        assert {path.name for path in tmp_path.iterdir()} == {"made", "forced"}
+        monkeypatch.setattr(script, "other_load", lambda: 0.2)
+        self.end(tmp_path / "quiet")
+        assert (tmp_path / "quiet" / "made_up" / "seed-0_cpu.json").exists()
 
     def test_the_store_finds_it_but_not_toy_sizes(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         self.end(tmp_path, quick=True)
@@ -315,6 +346,6 @@ def test_examples_of_the_docstrings(module: Any) -> None:
 
 def test_imports_little() -> None:
     """It has to run where only the contenders are installed, and reading results should not wait for torch."""
-    banned = ("tyro", "datasets", "numba", "plotly", "hypothesis", "transformers", "ray", "statsmodels")
+    banned = ("tyro", "datasets", "numba", "hypothesis", "transformers", "ray", "statsmodels")
     code = f"import sys; sys.modules.update(dict.fromkeys({banned!r})); import ematrace.bench.tables"
     subprocess.run([sys.executable, "-c", f"{code}; sys.exit('torch' in sys.modules)"], check=True)

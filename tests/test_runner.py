@@ -340,12 +340,12 @@ def test_a_stop_ends_all_processes_and_keeps_what_was_done(away, way, module):
 
 
 def test_experiments_run_without_the_dependencies_of_the_command_line(away):
-    """As on a GPU machine: no tyro, datasets, plotly, conllu or ray."""
+    """As on a GPU machine: no tyro, datasets, conllu or ray."""
     write_own(away)
     code = """
 import sys
 
-for name in ("tyro", "datasets", "plotly", "ray", "conllu"):
+for name in ("tyro", "datasets", "ray", "conllu"):
     sys.modules[name] = None
 from ematrace.experiments import EXPERIMENTS
 from ematrace.experiments.__main__ import main

@@ -210,7 +210,7 @@ def test_text_works_without_optional_libraries(tmp_path: Path) -> None:
     (tmp_path / "a.conllu").write_text(TREEBANK)
     code = f"""
 import sys
-for name in ("datasets", "conllu", "pyarrow", "tyro", "rich", "plotly", "numba"):
+for name in ("datasets", "conllu", "pyarrow", "tyro", "rich", "numba"):
     sys.modules[name] = None
 from ematrace.text import open_source, train_bpe, pack
 from ematrace.text.corpora import BuiltinSource

@@ -404,7 +404,7 @@ def test_model_that_is_not_there_is_one_line(tmp_path: Path, monkeypatch: pytest
 def test_training_needs_no_terminal_and_no_hub() -> None:
     code = (
         "import sys\n"
-        "for name in ('tyro', 'rich', 'datasets', 'plotly', 'numba', 'conllu', 'torchdata', 'tensorboard'):\n"
+        "for name in ('tyro', 'rich', 'datasets', 'numba', 'conllu', 'torchdata', 'tensorboard'):\n"
         "    sys.modules[name] = None\n"
         "import ematrace.train.loop, ematrace.train.models\n"
     )
