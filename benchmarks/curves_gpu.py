@@ -92,6 +92,7 @@ def main() -> None:
         settings={"preset": preset, "steps": size[0], "length": size[1], "sequences": size[2]},
         quick=arguments.quick,
         to=arguments.record,
+        force=arguments.force,
     )
 
 

@@ -207,6 +207,7 @@ def main() -> None:
         },
         quick=quick,
         to=arguments.record,
+        force=arguments.force,
     )
 
 

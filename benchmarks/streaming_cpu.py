@@ -186,6 +186,7 @@ def main() -> None:
         settings={"threads": THREADS, "tokens": tokens, "repetitions": repetitions, "size": size},
         quick=quick,
         to=arguments.record,
+        force=arguments.force,
     )
 
 

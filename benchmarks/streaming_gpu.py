@@ -277,6 +277,7 @@ def main() -> None:
         settings={"context": streaming.context, "streams": numbers, "dtype": "bfloat16"},
         quick=arguments.quick,
         to=None if streaming.failed else arguments.record,
+        force=arguments.force,
     )
     if streaming.failed:
         raise SystemExit("; ".join(streaming.failed))

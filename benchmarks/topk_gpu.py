@@ -103,6 +103,7 @@ def main() -> None:
         settings={"rows": rows, "units": units, "k": k, "dtype": "bfloat16"},
         quick=arguments.quick,
         to=arguments.record,
+        force=arguments.force,
     )
 
 

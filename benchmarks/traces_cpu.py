@@ -137,6 +137,7 @@ def main() -> None:
         },
         quick=arguments.quick,
         to=arguments.record,
+        force=arguments.force,
     )
 
 

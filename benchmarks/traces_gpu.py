@@ -149,6 +149,7 @@ def main() -> None:
         settings={"shape": shape, "alphas": ALPHAS, "dtype": "bfloat16"},
         quick=arguments.quick,
         to=arguments.record,
+        force=arguments.force,
     )
 
 

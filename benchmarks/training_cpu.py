@@ -132,6 +132,7 @@ def main() -> None:
         },
         quick=quick,
         to=arguments.record,
+        force=arguments.force,
     )
 
 

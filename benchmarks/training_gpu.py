@@ -169,6 +169,7 @@ def main() -> None:
         settings={**sizes, "sequences": sequences, "micro_batch": micro, "length": length, "dtype": "bfloat16"},
         quick=arguments.quick,
         to=arguments.record,
+        force=arguments.force,
     )
 
 

@@ -306,6 +306,7 @@ def main() -> None:
         | {"sequences": small.sequences, "length": small.length},
         quick=arguments.quick,
         to=arguments.record,
+        force=arguments.force,
     )
 
 

@@ -16,7 +16,7 @@ import pytest
 import torch
 from rich.console import Console
 
-from bench_support import OURS, THEIRS, Clock, made_up_cells, made_up_file, timed
+from bench_support import CEILINGS, OURS, THEIRS, Clock, made_up_cells, made_up_file, timed
 from ematrace.bench import (
     Comparison,
     Run,
@@ -196,7 +196,10 @@ class TestOtherLoad:
 class TestFinish:
     @pytest.fixture(autouse=True)
     def as_a_script(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(sys, "argv", ["benchmarks/made_up.py", "--record", "somewhere", "--n", "two words"])
+        monkeypatch.setattr(
+            sys, "argv", ["benchmarks/made_up.py", "--record", "somewhere", "--force", "--n", "two words"]
+        )
+        monkeypatch.setattr(script, "other_load", lambda: None)
 
     def end(self, to: Path | None, **changes: Any) -> CellFile:
         options: dict[str, Any] = {
@@ -292,6 +295,14 @@ def shown(width: int, *args: Any, **about: Any) -> str:
 
 
 class TestTables:
+    def test_no_share_of_a_ceiling_is_above_all_of_it(self) -> None:
+        run = Run.of_file(made_up_file([timed("ours", 1.0, operations=3e12, bytes=4e9), *CEILINGS]))
+        assert run.shares(run.timed[0]) == {"copy": 0.5}
+        assert run.too_low == ("matmul",)
+        lines = shown(140, [timed("ours", 1.0, operations=3e12, bytes=4e9), *CEILINGS])
+        assert "measured matmul: exceeded, so that shares of it are left out" in lines
+        assert "300%" not in lines
+
     def test_a_row_has_its_rates_and_shares(self) -> None:
         ours, theirs = (line.split() for line in shown(120).splitlines() if "–" in line and " ms" in line)
         # 8 MB in 2 ms are 4 GB/s, half of 8; 100 tokens in 2 ms are 50,000 a second; 1 GFLOP in 5 ms are 200 GFLOP/s

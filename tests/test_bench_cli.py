@@ -17,7 +17,7 @@ import pytest
 from rich.console import Console
 
 from bench_support import made_up_file
-from ematrace import results
+from ematrace import cli, results, sharing
 from ematrace.bench import Run
 from ematrace.cli import app
 from ematrace.cli import bench as bench_cli
@@ -37,6 +37,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path / "here")
     monkeypatch.setattr(bench_cli, "benchmarks_folder", lambda: made)
     monkeypatch.setattr(bench_cli, "sees_gpu", lambda: False)
+    monkeypatch.setattr(bench_cli, "LOOK", 0.0)
+    monkeypatch.setattr(sharing.Meter, "others", lambda self: 0.0)
     monkeypatch.setattr(app, "console", Console(width=140))  # made at import, with the stdout of that time
     return made
 
@@ -63,7 +65,7 @@ def call(folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFix
         monkeypatch.setattr(sys, "argv", ["ematrace", "bench", *arguments])
         handler = signal.getsignal(signal.SIGTERM)
         try:
-            app.main()
+            cli.main()
             status = 0
         except SystemExit as stop:
             status = stop.code if isinstance(stop.code, int) else 1
@@ -86,7 +88,7 @@ def result_of(name: str, folder: str = "results/local") -> CellFile:
 def test_help_teaches_by_example(call: Callable[..., Answer]) -> None:
     status, out, _ = call("--help")
     assert status == 0
-    for part in ("ematrace bench --list", "ematrace bench streaming_cpu length_cpu", "--quick", "--out", "median"):
+    for part in ("ematrace bench --list", "ematrace bench streaming_cpu length_cpu", "--quick", "--out", "--force"):
         assert part in out
 
 
@@ -159,7 +161,7 @@ class TestChoice:
         monkeypatch.setattr(results, "checkout_root", lambda: None)
         monkeypatch.setattr(sys, "argv", ["ematrace", "bench"])
         with pytest.raises(SystemExit) as stop:
-            app.main()
+            cli.main()
         out, err = capsys.readouterr()
         assert (stop.value.code, out, err.count("\n")) == (2, "", 1)
         assert "benchmarks/ of ematrace's source checkout" in err
@@ -220,6 +222,38 @@ class TestRunning:
         script(folder, "a", f"print({other!r})\nprint(result)")
         assert call()[0] == 0
         assert kept() == ["a", "a-other"]
+
+
+class TestBusyMachine:
+    def test_is_refused_before_anything_runs(
+        self, call: Callable[..., Answer], folder: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        script(folder, "a", "open('ran', 'w').close()\nprint(result)")
+        monkeypatch.setattr(sharing.Meter, "others", lambda self: 1.3)
+        status, _, err = call()
+        assert (status, err.count("\n")) == (2, 1)
+        assert "other programs kept 1.3 of" in err
+        assert "--force" in err
+        assert not Path("ran").exists()
+        assert call("--force")[0] == 0
+        assert kept() == ["a"]
+
+    def test_toy_sizes_run_at_any_time(
+        self, call: Callable[..., Answer], folder: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        script(folder, "a", quick=True, other_load=1.9)
+        monkeypatch.setattr(sharing.Meter, "others", lambda self: 1.3)
+        assert call("--quick")[0] == 0
+
+    def test_what_was_timed_beside_others_is_not_recorded(self, call: Callable[..., Answer], folder: Path) -> None:
+        script(folder, "a", other_load=1.9)
+        script(folder, "b", other_load=0.1)
+        status, _, err = call()
+        assert status == 1
+        assert kept() == ["b"]
+        assert "a (not recorded: other programs kept 1.9 of" in err.splitlines()[-1]
+        assert call("--force")[0] == 0
+        assert kept() == ["a", "b"]
 
 
 class TestFailing:
@@ -293,6 +327,7 @@ from pathlib import Path
 from ematrace import cli
 from ematrace.cli import bench as bench_cli
 bench_cli.benchmarks_folder = lambda: Path({str(folder)!r})
+bench_cli.refuse_if_busy = lambda command: None
 sys.argv = ["ematrace", "bench"]
 cli.main()
 """

@@ -24,6 +24,9 @@ of it, since only times of one run are compared. The factors, the same in all sc
     cores       processes that share the work
     init_seed   of a model that is trained
     pair        backends, seeds, steps (graphed and plain): whose training curves are compared
+    waiting     how torch's threads wait: spinning (libgomp's default), asleep (OMP_WAIT_POLICY=passive),
+                shared (spinning, but only shortly while other programs are busy: ematrace.sharing)
+    load        busy loops that run beside what is timed
     part        settling, top_k, lateral, spa, pghu: of the time of learning
     against     spcn; against_cores: of a record of version 0.1, which kept ratios but no times
     ceiling     copy, read, matmul: cells of the machine, with bytes_per_second or flops_per_second
@@ -39,7 +42,7 @@ Imports torch only when something is timed, and nothing that a GPU machine may l
 from ematrace.bench.cells import About, Case, Comparison, ceiling_row, is_benchmark, label, time_cases, timing_row
 from ematrace.bench.compare import Run, Spread, Timed, ratio, runs_of, share
 from ematrace.bench.measure import Timing, copy_bandwidth, matmul_rate, progress, read_bandwidth, time_cpu, time_gpu
-from ematrace.bench.script import finish, gpu_unless_quick, parser, write_run
+from ematrace.bench.script import finish, gpu_unless_quick, parser, too_busy, write_run
 
 __all__ = [
     "About",
@@ -66,5 +69,6 @@ __all__ = [
     "time_cpu",
     "time_gpu",
     "timing_row",
+    "too_busy",
     "write_run",
 ]

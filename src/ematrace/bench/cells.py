@@ -47,6 +47,8 @@ class About(msgspec.Struct, frozen=True, omit_defaults=True):
     """Toy sizes: the times say nothing."""
     notes: list[str] = []
     comparisons: list[Comparison] = []
+    other_load: float | None = None
+    """Processors that other programs kept busy, on average, while something was timed on the CPU."""
 
 
 def is_benchmark(cell: Cell) -> bool:

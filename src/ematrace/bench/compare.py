@@ -198,10 +198,18 @@ class Run:
         }
 
     def shares(self, timed: Timed) -> dict[str, float]:
-        """What part of the measured ceilings a time reaches.
+        """What part of the measured ceilings a time reaches; more than all of one is not shown, see `too_low`.
 
         Bytes count against the ceiling of reads where that was measured, else against that of copies.
         """
+        return {name: value for name, value in self._shares(timed).items() if value <= 1}
+
+    @property
+    def too_low(self) -> tuple[str, ...]:
+        """Ceilings that something exceeded: they were measured while the machine was busier than later."""
+        return tuple(dict.fromkeys(name for t in self.timed for name, value in self._shares(t).items() if value > 1))
+
+    def _shares(self, timed: Timed) -> dict[str, float]:
         against = ["read" if "read" in self.ceilings else "copy", "matmul"]
         found = {name: self._computed(share, self.benchmark, name, timed.factors) for name in against}
         return {name: value for name, value in found.items() if value}

@@ -1,7 +1,8 @@
 """Times of several contenders in one run, and the ceilings of the machine.
 
 Every repetition runs all contenders in turn, so that a busy moment of a shared machine hits them alike. Ratios are
-taken within repetitions (`ematrace.bench.ratio`).
+taken within repetitions (`ematrace.bench.ratio`). What other programs use meanwhile is measured (`other_load`), and the
+threads of all contenders wait alike, as `ematrace.sharing` has them wait.
 """
 
 from __future__ import annotations
@@ -15,12 +16,16 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
+from ematrace.sharing import Meter, shared_processors
+
 if TYPE_CHECKING:  # reading results does not wait for torch
     import torch
 
 Work = Mapping[str, Callable[[], object]]
 
 PATIENCE = 3.0  # seconds without a bar
+SHORTEST_LOAD = 0.5  # seconds, below which the system's clock ticks are too coarse to tell
+_loads: list[tuple[float, float]] = []  # processors that others used, and for how many seconds, of each CPU timing
 LAUNCH_CYCLES = 2_000_000  # of the GPU's clock, about a millisecond: enough for Python to launch a backward pass
 
 
@@ -68,7 +73,19 @@ def time_cpu(
         work[name]()
         return time.perf_counter() - begun
 
-    return _in_turn(work, once, repetitions, warmup)
+    with shared_processors():
+        meter, begun = Meter(), time.monotonic()
+        timings = _in_turn(work, once, repetitions, warmup)
+        others = meter.others()
+    if others is not None:
+        _loads.append((others, time.monotonic() - begun))
+    return timings
+
+
+def other_load() -> float | None:
+    """Processors that other programs kept busy, on average over all CPU timings of this process; None: not known."""
+    seconds = sum(seconds for _, seconds in _loads)
+    return sum(n * s for n, s in _loads) / seconds if seconds >= SHORTEST_LOAD else None
 
 
 def time_gpu(work: Work, repetitions: int, warmup: int = 3, inner: int = 1) -> dict[str, Timing]:
@@ -166,7 +183,7 @@ def copy_bandwidth(device: torch.device) -> float:
     target = torch.zeros_like(source)  # zeros: its pages exist before the copy is timed
     work = {"copy": lambda: target.copy_(source)}
     timing = time_gpu(work, repetitions=20) if on_gpu else time_cpu(work, repetitions=9, warmup=2)
-    return 2 * source.nbytes / timing["copy"].median
+    return 2 * source.nbytes / _undisturbed(timing["copy"], on_gpu)
 
 
 def read_bandwidth(device: torch.device) -> float:
@@ -180,15 +197,15 @@ def read_bandwidth(device: torch.device) -> float:
     source = torch.ones(2**29 if on_gpu else 2**26, device=device)
     work = {"read": lambda: torch.sum(source)}
     timing = time_gpu(work, repetitions=20) if on_gpu else time_cpu(work, repetitions=9, warmup=2)
-    return source.nbytes / timing["read"].median
+    return source.nbytes / _undisturbed(timing["read"], on_gpu)
 
 
 def matmul_rate(device: torch.device, dtype: torch.dtype) -> float:
     """Floating-point operations a second of a square matmul: the ceiling of training and of batched decoding.
 
-    The median of repetitions at the size that is fastest, so that no model's matmuls run faster: on a GPU 8192, on a
-    CPU the best of several, since what fits its cache depends on the machine. On random data: constants draw less power
-    on a GPU and let it run faster. It takes a second on a GPU and a third of one on two cores.
+    At the size that is fastest, so that no model's matmuls run faster: on a GPU 8192, on a CPU the best of several,
+    since what fits its cache depends on the machine. On random data: constants draw less power on a GPU and let it run
+    faster. It takes a second on a GPU and a third of one on two cores.
     """
     import torch
 
@@ -201,4 +218,9 @@ def matmul_rate(device: torch.device, dtype: torch.dtype) -> float:
         work[str(n)] = partial(torch.mm, a, b, out=torch.empty_like(a))
     with torch.no_grad():
         timing = time_gpu(work, repetitions=10, inner=20) if on_gpu else time_cpu(work, repetitions=5, warmup=2)
-    return max(2.0 * n**3 / timing[str(n)].median for n in sizes)
+    return max(2.0 * n**3 / _undisturbed(timing[str(n)], on_gpu) for n in sizes)
+
+
+def _undisturbed(timing: Timing, on_gpu: bool) -> float:
+    """Seconds of a ceiling: on a CPU, which other programs share, the fastest repetition, on a GPU the median."""
+    return timing.median if on_gpu else timing.fastest

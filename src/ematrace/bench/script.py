@@ -14,8 +14,10 @@ import msgspec
 
 from ematrace.bench.cells import About, Comparison
 from ematrace.bench.compare import Run
+from ematrace.bench.measure import other_load
 from ematrace.results import CellFile, Row, checkout_root, collect_provenance, write_file
 from ematrace.results.schema import SCHEMA, encode_file
+from ematrace.sharing import processors
 
 if TYPE_CHECKING:
     import torch
@@ -23,6 +25,8 @@ if TYPE_CHECKING:
 # Whose versions matter to a ratio; fla-core is flash-linear-attention without its models.
 PEERS = ("triton", "transformers", "flash-linear-attention", "fla-core", "reservoirpy")
 RECORD = "--record"
+FORCE = "--force"
+MOST_LOAD = 0.25  # processors that other programs may use while something is timed
 QUICK = "quick"  # the folder for runs with toy sizes, one level below where the store looks for results
 _BEGUN = time.monotonic()
 
@@ -32,6 +36,7 @@ def parser(doc: str | None, quick: str) -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     made.add_argument("--quick", action="store_true", help=f"{quick}; the times say nothing")
     made.add_argument(RECORD, type=Path, metavar="DIR", help="write DIR/<benchmark>/... (with --quick, DIR/quick/...)")
+    made.add_argument(FORCE, action="store_true", help="also record times taken while other programs were busy")
     return made
 
 
@@ -58,13 +63,20 @@ def finish(
     settings: Mapping[str, Any] | None = None,
     quick: bool = False,
     to: Path | None = None,
+    force: bool = False,
+    makes_load: bool = False,
 ) -> CellFile:
-    """Print the tables, write the file under `to`, and print it as the last line; `scale` is where this ran."""
+    """Print the tables, write the file under `to`, and print it as the last line; `scale` is where this ran.
+
+    What was timed while other programs were busy is not written, unless by `force`; with `makes_load`, the script runs
+    those programs itself, and they are not counted.
+    """
     from rich.console import Console
 
     from ematrace.bench.tables import at_least_wide, run_tables
 
-    about = About(title, list(checks), quick, list(notes), list(comparisons))
+    load = None if makes_load else other_load()
+    about = About(title, list(checks), quick, list(notes), list(comparisons), None if load is None else round(load, 2))
     file = CellFile(
         schema=SCHEMA,
         experiment=benchmark,
@@ -78,12 +90,27 @@ def finish(
     encode_file(file)  # refuses what cannot be read back, before anything is shown
     console = at_least_wide(Console())
     console.print(run_tables(Run.of_file(file, benchmark)))
+    problem = None if force else too_busy(file)
     try:
-        if to is not None:
+        if to is not None and problem is None:
             console.print(f"written: {write_run(file, to)}", soft_wrap=True, markup=False, highlight=False)
     finally:  # hours of work are not lost with a full disk
         print(msgspec.json.encode(file).decode(), flush=True)
+    if to is not None and problem is not None:
+        raise SystemExit(f"{benchmark}: not recorded: {problem}; {FORCE} records it all the same")
     return file
+
+
+def too_busy(file: CellFile) -> str | None:
+    """Why a run's times say little, or None: others used the processors. Toy sizes say nothing anyway."""
+    load = file.settings.get("other_load")
+    if file.settings.get("quick") or not isinstance(load, float) or load <= MOST_LOAD:
+        return None
+    return load_in_words(load)
+
+
+def load_in_words(load: float) -> str:
+    return f"other programs kept {load:.1f} of {processors()} processors busy"
 
 
 def write_run(file: CellFile, folder: Path) -> Path:
@@ -105,7 +132,7 @@ def command_line(arguments: Sequence[str]) -> str:
         else Path("benchmarks", script.name)
     )
     kept: list[str] = []
-    rest = iter(arguments[1:])
+    rest = iter(argument for argument in arguments[1:] if argument != FORCE)
     for argument in rest:
         if argument == RECORD:
             next(rest, None)

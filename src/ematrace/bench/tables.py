@@ -15,6 +15,7 @@ from ematrace.bench.measure import Timing
 
 UNITS = {1.0: "s", 1e-3: "ms", 1e-6: "µs", 1e-9: "ns"}
 DASH = "–"
+WHY_EXCEEDED = "the machine was busier when the ceiling was measured, or the data fit a cache"
 PIPE_WIDTH = 130
 WORDS = ("", "benchmark", "what", "time over time", "figure", "needs", "runs here")  # heads of columns of text
 
@@ -85,7 +86,8 @@ def run_tables(run: Run) -> Group:
         parts.append(table_of(["time over time", "median (range) within repetitions"], ratios))
     if run.figures:
         parts.append(table_of(["figure", "value"], [(name, figure(x)) for name, x in run.figures.items()]))
-    lines = (*map(ceiling, run.ceilings.items()), *run.about.checks, *run.about.notes)
+    exceeded = [f"measured {name}: exceeded, so that shares of it are left out: {WHY_EXCEEDED}" for name in run.too_low]
+    lines = (*map(ceiling, run.ceilings.items()), *exceeded, *run.about.checks, *run.about.notes)
     return Group(*parts, *(Text(line, style="dim") for line in lines))
 
 

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from rich.text import Text
 if TYPE_CHECKING:
     from ematrace.results import CellFile
 
+LOOK = 1.0  # second for which the load of the machine is measured
 GRACE_PERIOD = 10.0  # seconds between SIGTERM and SIGKILL
 
 
@@ -29,7 +31,7 @@ class Bench:
 
     Each benchmark is a script in the checkout's benchmarks/ folder. It checks its results against the reference before
     it times anything. Those that need a GPU run where there is one. A summary follows at the end, and `ematrace report`
-    shows the results. Close other programs first: times are medians, but a busy machine spreads them.
+    shows the results. Close other programs first: nothing is recorded that was timed while others were busy.
     Examples: `ematrace bench --list`, `ematrace bench`, `ematrace bench streaming_cpu length_cpu`.
     """
 
@@ -39,6 +41,8 @@ class Bench:
     """Toy sizes, a few seconds each, to see that everything runs; the times say nothing."""
     show_list: Annotated[bool, tyro.conf.arg(name="list")] = False
     """Only list the benchmarks, with what they need and what they measure."""
+    force: bool = False
+    """Also measure and record while other programs keep the processors busy."""
     out: Path = Path("results/local")
     """Folder for the results, DIR/<benchmark>/...; with --quick they go to DIR/quick/..., and never count."""
 
@@ -58,7 +62,7 @@ class Script:
 
 
 def run(command: Bench, console: Console, error_console: Console) -> None:
-    from ematrace.bench import Run, write_run
+    from ematrace.bench import Run, too_busy, write_run
     from ematrace.bench.tables import at_least_wide, summary_table
 
     console = at_least_wide(console)
@@ -67,6 +71,7 @@ def run(command: Bench, console: Console, error_console: Console) -> None:
         show_scripts(scripts, console)
         return
     chosen = choose(scripts, command.names, quick=command.quick, gpu=sees_gpu())
+    refuse_if_busy(command)
     command.out.mkdir(parents=True, exist_ok=True)  # now, not after minutes of work
     if not command.names:
         left = [f"{s.name} (needs {s.needs or 'unknown'})" for s in scripts if s not in chosen]
@@ -77,7 +82,12 @@ def run(command: Bench, console: Console, error_console: Console) -> None:
     for i, script in enumerate(chosen, 1):
         console.print(Text.assemble((f"[{i}/{len(chosen)}] {script.name}", "bold"), f"  {script.about}"))
         files, problem = run_script(script, command.quick, console, error_console)
-        found += [Run.of_file(file, write_run(file, command.out)) for file in files]
+        for file in files:
+            busy = None if command.force else too_busy(file)
+            if busy:
+                problem = f"not recorded: {busy}; --force records it all the same"
+            else:
+                found.append(Run.of_file(file, write_run(file, command.out)))
         if problem:
             failed[script.name] = problem
             error_console.print(Text.assemble(("failed: ", "red"), f"{script.name}: {problem}"), soft_wrap=True)
@@ -88,6 +98,20 @@ def run(command: Bench, console: Console, error_console: Console) -> None:
         problems = ", ".join(f"{name} ({problem})" for name, problem in failed.items())
         error_console.print(Text.assemble(("error: ", "red"), f"failed: {problems}"), soft_wrap=True)
         raise SystemExit(1)
+
+
+def refuse_if_busy(command: Bench) -> None:
+    """Now, not after minutes of work. Toy sizes may run at any time: their times say nothing."""
+    from ematrace.bench.script import MOST_LOAD, load_in_words
+    from ematrace.sharing import Meter
+
+    if command.quick or command.force:
+        return
+    meter = Meter()
+    time.sleep(LOOK)
+    load = meter.others()
+    if load is not None and load > MOST_LOAD:
+        raise ValueError(f"{load_in_words(load)}: times would say little; --force measures and records all the same")
 
 
 def benchmarks_folder() -> Path:
