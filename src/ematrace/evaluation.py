@@ -350,3 +350,16 @@ def model_folder(path: str) -> str:
 def as_json(result: Evaluation, *, seconds: float, **settings: Any) -> dict[str, Any]:
     """For a file: settings, scores and provenance."""
     return {**settings, **result.to_json(), "provenance": msgspec.to_builtins(collect_provenance(seconds))}
+
+
+def comparison_json(results: Mapping[str, Evaluation], *, seconds: float, **settings: Any) -> dict[str, Any]:
+    """For a file: settings, the scores of every model, and what each of the others has more or less than the first."""
+    first, *others = results
+    return {
+        **settings,
+        "models": [{"model": name, **result.to_json()} for name, result in results.items()],
+        "differences": [
+            {"model": name, "minus": first, **difference(results[name], results[first]).to_json()} for name in others
+        ],
+        "provenance": msgspec.to_builtins(collect_provenance(seconds)),
+    }

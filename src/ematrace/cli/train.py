@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 from rich.console import Console
 from tyro.constructors import PrimitiveConstructorSpec
 
-from ematrace.cli.language import load_language_model, writable
+from ematrace.cli.language import Generate, generate_text, load_language_model, writable
 from ematrace.files import write_atomically
 from ematrace.train.config import TrainConfig
+
+if TYPE_CHECKING:
+    from ematrace.baselines.language import Unigram
+    from ematrace.evaluation import Evaluation
+    from ematrace.text import Source
+    from ematrace.train import TrainSummary
 
 THOUSANDS = {"K": "e3", "M": "e6", "B": "e9", "T": "e12"}
 
@@ -58,17 +65,17 @@ Train.__doc__ = TrainConfig.__doc__
 
 @dataclass(frozen=True)
 class Eval:
-    """Perplexity of a model on text: in all, by domain and by position in the document.
+    """Perplexity of a model on text, by domain and by position; several models are compared on the same text.
 
-    Examples: `ematrace eval run --data builtin`, `ematrace eval gpt2 --data "texts/*.txt"`.
+    Examples: `ematrace eval run --data builtin`, `ematrace eval run-a run-b --data "texts/*.txt"`.
     """
 
-    model: tyro.conf.Positional[str]
-    """A run's folder, a folder that save_pretrained wrote, or a name on the Hugging Face hub."""
+    model: tyro.conf.Positional[tuple[str, ...]]
+    """A run's folder, a folder that save_pretrained wrote, or a name on the Hugging Face hub; or several of them."""
     data: str
     """Text: `builtin`, a path or glob (.txt, .jsonl, also .xz/.gz/.zst; .conllu), or hf:NAME[/CONFIG]."""
     split: Literal["auto", "all", "train", "validation"] = "auto"
-    """Part of the documents; auto is the held-out part of the text that the model was trained on, else all."""
+    """Part of the text; auto is what was held out of it when the model was trained on it, else all."""
     max_tokens: Count | None = None
     """Stop after this many tokens (1e6, 20M)."""
     context: int | None = None
@@ -78,6 +85,8 @@ class Eval:
     mixer: str | None = None
     """package.module:Class of the mixer that the model's config names, if it is not part of ematrace. Naming it here
     imports it."""
+    trust_remote_code: bool = False
+    """Run Python code that comes with the model."""
     device: str = "auto"
     """cpu, cuda or cuda:N; auto is a GPU where there is one."""
     as_json: Annotated[bool, tyro.conf.arg(name="json")] = False
@@ -91,53 +100,116 @@ def run(command: object, console: Console, error_console: Console) -> None:
         case TrainConfig():
             train_model(command, console)
         case Eval():
-            evaluate_model(command, console, error_console)
+            evaluate_models(command, console, error_console)
 
 
 def train_model(command: TrainConfig, console: Console) -> None:
     from ematrace.report.training import TrainingBar
     from ematrace.train import train
 
-    raise SystemExit(train(command, display=TrainingBar(console)).exit_code)
+    summary = train(command, display=TrainingBar(console))
+    if summary.stopped is None and os.environ.get("RANK", "0") == "0":
+        show_result(command, summary, console)
+    raise SystemExit(summary.exit_code)
 
 
-def evaluate_model(command: Eval, console: Console, error_console: Console) -> None:
-    from ematrace.evaluation import as_json, evaluate
-    from ematrace.report.language import evaluation_tables
+def show_result(command: TrainConfig, summary: TrainSummary, console: Console) -> None:
+    """The end of a run: the held-out loss beside that of token frequencies, a sample, and what to type next."""
+    from ematrace.report.training import held_out_lines, next_commands
+
+    lines = held_out_lines(summary, evaluate_held_out(command, summary))
+    console.print("\n".join(["", *lines, "", "a sample:"]), soft_wrap=True, highlight=False, markup=False)
+    generate_text(Generate(str(command.out), "", max_new_tokens=60, decoder="eager", device=command.device))
+    console.print("\n".join(["", *next_commands(command)]), soft_wrap=True, highlight=False, markup=False)
+
+
+def evaluate_held_out(command: TrainConfig, summary: TrainSummary) -> Evaluation | None:
+    """As `ematrace eval` does it, on as many tokens as a validation has; None where the text is streamed."""
+    from ematrace.baselines.language import UNIGRAM, Unigram
+    from ematrace.evaluation import evaluate
+    from ematrace.text import open_source
+    from ematrace.text.held_out import held_out_split
+
+    source = open_source(command.validation or command.data)
+    counts = summary.model / UNIGRAM
+    if not counts.is_file() or source.spec.startswith("hf:"):
+        return None
+    split = "all" if command.validation is not None else held_out_split(summary.model, source)
+    model, tokenizer, _ = load_language_model(str(command.out), command.device)
+    tokens = summary.settings["validation_sequences"] * summary.settings["length"]
+    return evaluate(model, tokenizer, source.part(split), max_tokens=tokens, unigram=Unigram.load(counts))
+
+
+def evaluate_models(command: Eval, console: Console, error_console: Console) -> None:
+    from ematrace.evaluation import as_json, comparison_json, evaluate, first_tokens, model_folder
+    from ematrace.report.language import comparison_table, evaluation_tables
     from ematrace.report.progress import token_counter
     from ematrace.text import open_source
 
     started = time.monotonic()
+    if not command.model:
+        raise ValueError("model: give a run's folder, or several to compare")
+    if len(set(command.model)) < len(command.model):
+        raise ValueError(f"model: {next(m for m in command.model if command.model.count(m) > 1)} is given twice")
+    several = len(command.model) > 1
+    if several and command.unigram is not None:
+        raise ValueError("unigram: with several models each has its own")
+    source = open_source(command.data)
+    split = part_to_score([Path(model_folder(name)) for name in command.model], source, command.split)
     if command.out is not None:
         writable(command.out)
-    model, tokenizer, folder = load_language_model(command.model, command.device, command.mixer)
-    split, unigram = training_text(folder, command)
-    documents = open_source(command.data).part(split)
-    with token_counter(error_console) as progress:
-        result = evaluate(
-            model, tokenizer, documents, context=command.context, max_tokens=command.max_tokens,
-            unigram=unigram, progress=progress,
-        )  # fmt: skip
-    settings = {"model": command.model, "data": command.data, "split": split, "context": command.context}
-    record = as_json(result, **settings, seconds=time.monotonic() - started)
+    results: dict[str, Evaluation] = {}
+    cut = None
+    for name in command.model:
+        consent = (command.mixer, command.trust_remote_code)
+        model, tokenizer, folder = load_language_model(name, command.device, *consent)
+        if several and command.max_tokens is not None and cut is None:  # the same text whatever the tokenizer
+            cut = first_tokens(source.part(split), tokenizer, command.max_tokens)
+        with token_counter(error_console) as progress:
+            results[name] = evaluate(
+                model, tokenizer, cut if cut is not None else source.part(split), context=command.context,
+                max_tokens=None if several else command.max_tokens, unigram=unigram_of(folder, command.unigram),
+                progress=progress,
+            )  # fmt: skip
+    settings = {"data": command.data, "split": split, "context": command.context}
+    seconds = time.monotonic() - started
+    if several:
+        record = comparison_json(results, **settings, seconds=seconds)
+        shown = comparison_table(results)
+    else:
+        ((name, result),) = results.items()
+        record = as_json(result, model=name, **settings, seconds=seconds)
+        shown = evaluation_tables(result, name)
     if command.out is not None:
         write_atomically(command.out, (json.dumps(record, indent=1) + "\n").encode())
     if command.as_json:
         print(json.dumps(record))
     else:
         part = "" if split == "all" else f", the {split} part"
-        console.print(f"{command.model} on {command.data}{part}", soft_wrap=True, highlight=False)
-        console.print(evaluation_tables(result, command.model))
+        console.print(f"{', '.join(command.model)} on {command.data}{part}", soft_wrap=True, highlight=False)
+        console.print(shown)
 
 
-def training_text(folder: Path, command: Eval) -> tuple[str, Any]:
-    """Which part of the text to score, and the unigram model of what the language model was trained on."""
-    from ematrace.baselines.language import UNIGRAM, Unigram
+def part_to_score(folders: list[Path], source: Source, asked: str) -> str:
+    """Which split of the text, and on `source` what it is: held out by every model that was trained on this text."""
     from ematrace.text import open_source
-    from ematrace.text.held_out import held_out_split
+    from ematrace.text.held_out import HeldOut, held_out_split
 
-    split = held_out_split(folder, open_source(command.data)) if command.split == "auto" else command.split
-    counts = command.unigram or (folder / UNIGRAM)
-    if command.unigram is None and not counts.is_file():
-        return split, None
-    return split, Unigram.load(counts)
+    parts = []
+    for folder in folders:
+        theirs = open_source(source.spec)
+        if held_out_split(folder, theirs) == "validation":
+            parts.append(HeldOut.of(theirs))
+    if len({part.tails for part in parts}) > 1:
+        raise ValueError(f"{source.spec}: the models held out different parts of it; give text that is new to all")
+    if parts:
+        min(parts, key=lambda part: part.share).apply(source)  # a smaller part lies inside a larger one
+    return ("validation" if parts else "all") if asked == "auto" else asked
+
+
+def unigram_of(folder: Path, given: Path | None) -> Unigram | None:
+    """The unigram model of what the language model was trained on."""
+    from ematrace.baselines.language import UNIGRAM, Unigram
+
+    counts = given or (folder / UNIGRAM)
+    return Unigram.load(counts) if given is not None or counts.is_file() else None

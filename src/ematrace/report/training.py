@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.progress import (
@@ -16,6 +17,13 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 from rich.text import Text
+
+from ematrace.names import parse_assignments
+from ematrace.report.language import with_spread
+
+if TYPE_CHECKING:
+    from ematrace.evaluation import Evaluation
+    from ematrace.train import TrainConfig, TrainSummary
 
 LOG_SECONDS = 30.0
 
@@ -57,7 +65,34 @@ class TrainingBar:
         self.console.print(Text(text), soft_wrap=True)
 
     def close(self) -> None:
-        self._bar.stop()
+        if self._task is not None:  # stopping a bar that never started prints an empty line
+            self._bar.stop()
+
+
+def held_out_lines(summary: TrainSummary, result: Evaluation | None) -> list[str]:
+    """The held-out loss beside that of the unigram, as `ematrace eval` has them, or else as the run validated."""
+    if result is None:
+        baseline = summary.unigram_cross_entropy
+        beside = "" if baseline is None else f"; token frequencies alone: {baseline:.3f}"
+        return [f"held-out loss: {summary.validation_cross_entropy:.3f} nats per token{beside}"]
+    rows = {"this model": result.total, "token frequencies alone (unigram)": result.baselines["unigram"]}
+    figures = {name: with_spread(score.cross_entropy, score.interval) for name, score in rows.items()}
+    lines = [f"held-out loss in nats per token (± 95% over {result.total.interval_over})"]
+    lines += [f"  {name:<34}{shown}" for name, shown in figures.items()]
+    if result.total.cross_entropy >= result.baselines["unigram"].cross_entropy:
+        lines.append("the model has not learned more than that: train longer (--tokens) or on more text")
+    return lines
+
+
+def next_commands(config: TrainConfig) -> list[str]:
+    """What to type next, to be copied."""
+    run, data = shlex.quote(str(config.out)), shlex.quote(config.validation or config.data)
+    mixer = parse_assignments(config.overrides, "overrides").get("mixer", "")
+    consent = f" --mixer {mixer}" if ":" in str(mixer) else ""
+    lines = ["next:", f"  ematrace eval {run} --data {data}{consent}", f'  ematrace generate {run} "The"{consent}']
+    if config.preset.startswith("spen"):
+        lines.append(f'  echo "How surprising is this?" | ematrace stream {run}{consent}')
+    return lines
 
 
 def figures(metrics: Mapping[str, Any]) -> str:

@@ -171,7 +171,7 @@ def describe_text(
         notify(f"held out is the last {held_out.share:.0%} of each document: too few to hold out whole ones")
     if validation.n_tokens < FEW_TOKENS or validation.n_documents < FEW_DOCUMENTS:
         more = "--validation-share or --validation" if held_out is not None else "--validation"
-        notify(f"warning: that is little to judge a model by; {more} gives more")
+        notify(f"warning: little to judge by; {more} gives more")
 
 
 def _amount(packed: PackedTokens) -> str:
