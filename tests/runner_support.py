@@ -90,5 +90,6 @@ def run_request(request: Request, **options) -> dict[str, str]:
 
 
 def files_in(folder: Path) -> dict[str, CellFile]:
-    """Every file below a folder, all of which must be whole result files."""
-    return {path.relative_to(folder).as_posix(): read_file(path) for path in folder.rglob("*") if path.is_file()}
+    """Every file below a folder, all of which must be whole result files, but for the claims beside them."""
+    files = [path for path in folder.rglob("*") if path.is_file() and path.name != "claims.toml"]
+    return {path.relative_to(folder).as_posix(): read_file(path) for path in files}

@@ -141,10 +141,48 @@ def test_ledger_json_shows_what_the_local_results_say(call, away):
     assert rows["C01"]["verdict"] == "open"
 
 
-def test_ledger_table_names_every_claim(call):
-    status, out, _ = call("ledger")
+def test_the_long_ledger_names_every_claim(call):
+    status, out, _ = call("ledger", "--long")
     assert status == 0
     assert all(claim.id in out for claim in load_claims())
+
+
+def test_the_ledger_is_a_screen_and_names_every_claim_that_has_an_experiment(call, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    status, out, _ = call("ledger")
+    assert status == 0
+    claims = [claim for claim in load_claims() if claim.selectors]
+    assert all(f" {claim.id} " in out and claim.title in out for claim in claims)
+    assert "F1 to F4: no experiment yet" in out
+    assert "○ 50 open" in out
+    assert len(out.splitlines()) <= 24
+    assert max(map(len, out.splitlines())) <= 80
+
+
+def test_ids_show_these_claims_alone(call, away):
+    share = Row({"role": "det_patient"}, {"first_word_share": Metric(0.5, unit="accuracy", n=1000)})
+    write_cells("position", away / "results" / "local", share)
+    status, out, _ = call("ledger", "c17", "F05", "C17")
+    assert status == 0
+    assert [line.split()[0] for line in out.splitlines() if line[:1] in "CF" and line[1:2].isdigit()] == ["C17", "F5"]
+    for part in ("Position alone", "50/50", "✓", "not measured", "ematrace reproduce C17"):
+        assert part in out
+    assert "results/local/position/seed-0_cpu.json" in out
+    rows = json.loads(call("ledger", "c17", "--json")[1])
+    assert [row["id"] for row in rows] == ["C17"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (("c99",), "no claim 'c99'; there are C01 to C18, C20 to C46, F1 to F5"),
+        (("CC10",), "did you mean C10?"),
+        (("C10", "--long"), "--long: has no effect with ids"),
+        (("--long", "--json"), "--long: has no effect with --json"),
+    ],
+)
+def test_the_ledger_refuses_what_it_cannot_show(call, arguments, expected):
+    assert expected in one_line_of(call("ledger", *arguments))
 
 
 @pytest.mark.parametrize("command", ["ledger", "report"])
@@ -175,8 +213,10 @@ def test_brackets_in_a_name_are_no_traceback(call):
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        (("NOPE",), ("'NOPE'", "trace_probe", "robustness", "C01 to F5", "./file.py")),
+        (("NOPE",), ("'NOPE'", "trace_probe", "robustness", "C01 to C18, C20 to C46, F1 to F5", "./file.py")),
         (("trace_probe", "C99"), ("'C99'",)),
+        (("trace_prob",), ("did you mean trace_probe?",)),
+        (("position", "--scale", "gpu"), ("--scale gpu", "none")),
         (("C23",), ("no experiment tests C23 yet", "open")),
         (("trace_probe", "--seeds", "0"), ("--seeds", "0")),
         (("trace_probe", "--seeds", "-3"), ("--seeds", "-3")),
@@ -268,7 +308,10 @@ def test_reproduce_runs_prints_the_ledger_and_writes_the_page(call, away):
     arguments = ("C17", "--seeds", "2", "--jobs", "1", "--out", "mine", *settings)
     status, out, err = call("reproduce", *arguments, "--report", "p.html")
     assert (status, err) == (0, "")
-    assert "C17" in out
+    assert "4 units to run" in out
+    assert out.count("\nC17 ") == 1
+    assert "this machine's run is the evidence" in out
+    assert "C01" not in out
     assert "p.html" in out
     assert contents(away) == ["mine", "p.html"]
     files = files_in(away / "mine")
@@ -279,6 +322,7 @@ def test_reproduce_runs_prints_the_ledger_and_writes_the_page(call, away):
     before = {path: path.stat().st_mtime_ns for path in (away / "mine").rglob("*.json")}
     status, out, _ = call("reproduce", *arguments, "--report", "None")
     assert status == 0
+    assert "nothing to run: 4 units in mine already (--fresh runs them again)" in out
     assert {path: path.stat().st_mtime_ns for path in (away / "mine").rglob("*.json")} == before
     status, out, _ = call("reproduce", *arguments, "--dry-run")
     assert "0 units to run, 4 already in mine" in out
@@ -307,13 +351,18 @@ def test_an_experiment_of_ones_own_is_one_file(call, away):
     assert {name: file.cells[0].metrics["area"].value for name, file in files.items()} == {
         f"squares/width-{w}_seed-{s}_cpu.json": w**2 + s for w in (2, 3) for s in (0, 1)
     }
-    assert "X1" in out
+    assert "X1  ✓ answered: yes" in out
     page = (away / "report.html").read_text(encoding="utf-8")
     assert "A wider square is larger." in page
     assert contents(away) == ["executions", "report.html", "results", "squares.py"]
     command = files["squares/width-3_seed-1_cpu.json"].provenance.command
     assert command == "ematrace reproduce ./squares.py --seeds 2 --only width=3 seed=1 --fresh"
     before = (away / "executions").read_text().count("\n")
+    (away / "squares.py").rename(away / "moved.py")  # a later ledger knows the claim without the file
+    assert "A wider square is larger." in call("ledger", "x1")[1]
+    assert "X1" in call("ledger")[1]
+    assert "X1 is tested by: ematrace reproduce ./squares.py" in one_line_of(call("reproduce", "X1"))
+    (away / "moved.py").rename(away / "squares.py")
     assert call(*command.split()[1:], "--report", "None")[0] == 0
     assert (away / "executions").read_text().count("\n") == before + 2  # the unit and what it shares
 
@@ -324,7 +373,7 @@ def test_a_failed_unit_is_a_line_and_exit_code_1(call, away):
     assert status == 1
     assert err.startswith("failed: squares, width=13, seed 0: ZeroDivisionError: thirteen is refused (squares.py, line")
     assert err.count("\n") == 1
-    assert "C01" in out
+    assert "no claim rests on these experiments" in out
     assert len(files_in(away / "results" / "local")) == 2
 
 

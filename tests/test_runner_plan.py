@@ -272,7 +272,7 @@ def test_dry_run_says_counts_time_and_what_is_missing(away, capsys, monkeypatch)
         "experiment  to run  there  seconds each",
         "squares          3      3            40",
         "3 units to run, 3 already in here",
-        "expected time: 1 min 20 s in 2 processes",
+        "expected time: about 1 min 20 s in 2 processes",
         "missing: nothing",
     ]
     assert not (away / "here").exists()

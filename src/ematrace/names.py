@@ -18,7 +18,7 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     ('; did you mean C09?', '')
     """
     spelt = {text.lower(): text for text in known}
-    close = get_close_matches(name.lower(), spelt, n=1)
+    close = get_close_matches(name.lower(), spelt, n=1, cutoff=0.7)
     return f"; did you mean {spelt[close[0]]}?" if close else ""
 
 

@@ -1,4 +1,4 @@
-"""The command `ematrace reproduce`: from experiments and claims to results, ledger and page."""
+"""The command `ematrace reproduce`: from experiments and claims to results, verdicts and page."""
 
 from __future__ import annotations
 
@@ -11,27 +11,32 @@ import tyro
 from rich.console import Console
 from rich.text import Text
 
-from ematrace.cli.results import Ledger, Report, show_ledger, write_page
+from ematrace.cli.results import Report, show_cards, write_page
 from ematrace.experiments.runner.request import ROBUSTNESS, Request
+from ematrace.names import did_you_mean
+from ematrace.results.store import Store
 
 if TYPE_CHECKING:
+    from ematrace.experiments.runner import Plan, Unit
     from ematrace.ledger import Claims
+
+MOST_CARDS = 3
 
 
 @dataclass(frozen=True)
 class Reproduce(Request):
     """Run experiments and judge the paper's claims on what they measured.
 
-    With no names it runs everything that bears on a claim and can run here, prints the ledger and writes the page.
-    What was measured before with the same settings is not measured again.
-    Examples: `ematrace reproduce`, `ematrace reproduce C09`, `ematrace reproduce trace_probe --seeds 20`,
-    `ematrace reproduce ./my_experiment.py --dry-run`.
+    With no names it runs everything that bears on a claim and can run here, and shows all verdicts; with names, those
+    that they bear on. What was measured before with the same settings is not measured again, unless with `--fresh`.
+    It ends with the page. Examples: `ematrace reproduce`, `ematrace reproduce C09`,
+    `ematrace reproduce trace_probe --seeds 20`, `ematrace reproduce ./my_experiment.py --dry-run`.
     """
 
     names: tyro.conf.Positional[tuple[str, ...]] = field(
         default=(),
         metadata={
-            "help": "Experiments (trace_probe, ...), claims (C01 ... F5), robustness (drawn grammars), or your own "
+            "help": "Experiments (trace_probe, ...), claims (C01, F5, ...), robustness (drawn grammars), or your own "
             "experiments (./mine.py, package.mine, package.mine:NAME); nothing means all that bear on claims."
         },
     )
@@ -41,12 +46,10 @@ class Reproduce(Request):
 
 
 def reproduce(command: Reproduce, console: Console, error_console: Console) -> None:
-    from ematrace.experiments.runner import make_plan, run
+    from ematrace.experiments.runner import make_plan
     from ematrace.ledger import load_claims
-    from ematrace.report.progress import unit_bars
 
-    claims = load_claims()
-    all_claims = claims | own_claims(command.names)  # a claim that is wrong is found out before anything runs
+    claims = all_claims(load_claims(), command)  # a claim that is wrong is found out before anything runs
     plan = make_plan(replace(command, names=experiments_for(command.names, claims)))
     if not command.names:
         plan = plan.without_missing()
@@ -57,17 +60,66 @@ def reproduce(command: Reproduce, console: Console, error_console: Console) -> N
         raise ValueError(plan.needs_text(command.names))
     if plan.missing:
         error_console.print(f"left out: {plan.needs_text(())}", soft_wrap=True, markup=False, highlight=False)
-    failed = {}
-    if plan.to_run:
-        with unit_bars({unit: unit.seconds for unit in plan.to_run}, console) as progress:
-            failed = run(plan.to_run, command.out, engine=command.engine, jobs=command.jobs, progress=progress)
+    console.print(plan.summary(), soft_wrap=True, highlight=False)
+    failed = run_units(plan, command, console, error_console)
     for unit, why in failed.items():
         error_console.print(Text.assemble(("failed: ", "red"), f"{unit.label}: {why}"), soft_wrap=True)
-    show_ledger(Ledger(local=command.out), console, error_console, all_claims)
+    keep_own_claims(command)
+    show_verdicts(plan, command, claims, console)
     if command.report is not None:
-        write_page(Report(out=command.report, local=command.out), console, error_console, all_claims)
+        write_page(Report(out=command.report, local=command.out), console, error_console)
     if failed:
         raise SystemExit(1)
+
+
+def run_units(plan: Plan, command: Reproduce, console: Console, error_console: Console) -> dict[Unit, str]:
+    from ematrace.experiments.runner import run
+    from ematrace.report.progress import unit_bars
+
+    if not plan.to_run:
+        return {}
+
+    def lost(unit: Unit, why: str) -> None:
+        line = Text.assemble(("lost: ", "red"), f"{unit.label}: {why}; it runs again")
+        console.print(line, soft_wrap=True)
+
+    expected = {unit: unit.seconds for unit in plan.to_run}
+    with unit_bars(expected, plan.expected_seconds, console, error_console) as progress:
+        return run(
+            plan.to_run,
+            command.out,
+            engine=command.engine,
+            jobs=command.jobs,
+            per_gpu=command.per_gpu,
+            progress=progress,
+            lost=lost,
+        )
+
+
+def show_verdicts(plan: Plan, command: Reproduce, claims: Claims, console: Console) -> None:
+    """Of the claims that were asked for, a card each; of the experiments, the claims that they bear on."""
+    from ematrace.ledger import build_ledger
+    from ematrace.report.terminal import claims_table, ledger_overview
+    from ematrace.results import Table
+
+    cells = Table(Store.open(local=command.out).load())
+    rows = build_ledger(cells, claims)
+    if not command.names:
+        console.print("", ledger_overview(rows, claims), sep="\n")
+        return
+    named = [claim.id for name in command.names if (claim := claims.get(name)) is not None]
+    run = {unit.experiment for unit in plan.units}
+    touched = [claim.id for claim in claims if run & {*claim.experiments}]
+    only_claims = len(named) == len(command.names)
+    shown = named if only_claims else touched
+    if not shown:
+        console.print("no claim rests on these experiments")
+    elif len(shown) <= (MOST_CARDS if only_claims else 1):
+        console.print()
+        show_cards(shown, rows, claims, cells, console)
+    else:
+        table = claims_table([row for row in rows if row.id in shown], claims)
+        console.print("", table, f"ematrace ledger {shown[0]} shows one of them alone", sep="\n", highlight=False)
 
 
 def experiments_for(names: Sequence[str], claims: Claims) -> tuple[str, ...]:
@@ -82,38 +134,58 @@ def experiments_for(names: Sequence[str], claims: Claims) -> tuple[str, ...]:
     for name in names:
         if name in EXPERIMENTS or name == ROBUSTNESS or is_own(name):
             found.append(name)
-        elif name.upper() in claims:
-            found += _experiments_of(name.upper(), claims)
+        elif claims.get(name) is not None:
+            found += _experiments_of(name, claims)
         else:
-            known = f"experiments: {', '.join([*EXPERIMENTS, ROBUSTNESS])}; claims: C01 to F5"
-            raise ValueError(f"unknown experiment or claim {name!r}; {known}; your own: ./file.py or package.module")
+            known = [*EXPERIMENTS, ROBUSTNESS]
+            hint = did_you_mean(name, [*known, *(claim.id for claim in claims)])
+            others = f"; experiments: {', '.join(known)}; claims: {claims.ids}; your own: ./file.py or package.module"
+            raise ValueError(f"unknown experiment or claim {name!r}{hint or others}")
     return tuple(dict.fromkeys(found))
 
 
-def _experiments_of(id: str, claims: Claims) -> tuple[str, ...]:
+def _experiments_of(name: str, claims: Claims) -> tuple[str, ...]:
     from ematrace.experiments import EXPERIMENTS
 
-    claim = claims[id]
+    claim = claims.find(name)
+    if claim.command:  # which runs a file of the user's, so it has to be named
+        raise ValueError(f"{claim.id} is tested by: {claim.command}")
     if claim.not_testable:
-        raise ValueError(f"{id} is not testable here: {claim.not_testable}")
+        raise ValueError(f"{claim.id} is not testable here: {claim.not_testable}")
     if not claim.experiments:
-        raise ValueError(f"no experiment tests {id} yet: it is open in the ledger")
-    for name in claim.experiments:
-        if name not in EXPERIMENTS:
-            raise ValueError(f"{id} rests on the benchmark {name}: ematrace bench {name}")
+        raise ValueError(f"no experiment tests {claim.id} yet: it is open in the ledger")
+    for experiment in claim.experiments:
+        if experiment not in EXPERIMENTS:
+            raise ValueError(f"{claim.id} rests on the benchmark {experiment}: ematrace bench {experiment}")
     return claim.experiments
 
 
-def own_claims(names: Sequence[str]) -> Claims:
-    """The claims that the user's own experiments bring along."""
+def all_claims(paper: Claims, command: Reproduce) -> Claims:
+    """The paper's, those kept from the user's earlier experiments, and those of the ones that are named now."""
+    from ematrace.ledger import with_kept_claims, with_own_claims
+
+    own = own_experiments(command)
+    claims = with_kept_claims(paper, command.out, but=[experiment for experiment, _ in own.values()])
+    for name, (_, text) in own.items():
+        claims = with_own_claims(claims, text, name, _command(name))
+    return claims
+
+
+def keep_own_claims(command: Reproduce) -> None:
+    from ematrace.ledger import keep_claims
+
+    for name, (experiment, text) in own_experiments(command).items():
+        keep_claims(text, command.out, experiment, _command(name))
+
+
+def own_experiments(command: Reproduce) -> dict[str, tuple[str, str]]:
+    """The user's own among the names: what they are called in results, and the claims they bring along."""
     from ematrace.experiments import find_experiment
     from ematrace.experiments.discovery import is_own
-    from ematrace.ledger import Claims, parse_claims
 
-    claims = Claims(())
-    for name in names:
-        if is_own(name) and (text := find_experiment(name).claims):
-            found = parse_claims(text, name)
-            own = tuple(replace(claim, command=f"ematrace reproduce {name}") for claim in found)
-            claims |= replace(found, claims=own)
-    return claims
+    found = {name: find_experiment(name) for name in command.names if is_own(name)}
+    return {name: (experiment.name, experiment.claims) for name, experiment in found.items()}
+
+
+def _command(name: str) -> str:
+    return f"ematrace reproduce {name}"

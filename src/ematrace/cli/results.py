@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,13 +14,22 @@ from rich.console import Console
 from ematrace.results.store import LOCAL, Store
 
 if TYPE_CHECKING:
-    from ematrace.ledger import Claims
+    from ematrace.ledger import Claims, LedgerRow
+    from ematrace.results import Table
 
 
 @dataclass(frozen=True)
 class Ledger:
-    """Every claim of the paper with its verdict, from the recorded results and those of this machine."""
+    """The paper's claims and the verdict on each, from the recorded results and those of this machine.
 
+    Without ids, a screen of all claims by verdict; with ids, each of those claims alone: the paper's figure, ours with
+    its interval, every predicate, the control, the evidence and the command.
+    Examples: `ematrace ledger`, `ematrace ledger C10`, `ematrace ledger --long`.
+    """
+
+    ids: tyro.conf.Positional[tuple[str, ...]] = field(default=(), metadata={"help": "Claims to show: C10, f5, ..."})
+    long: bool = False
+    """All claims in one long table, with the paper's figures and ours."""
     as_json: Annotated[bool, tyro.conf.arg(name="json")] = False
     """For machines: a list of {id, paper, ours, interval, n_seeds, direction, figure, verdict, ...}."""
     local: Path = LOCAL
@@ -40,23 +50,40 @@ class Report:
     """Folder with recorded results (default: those of the checkout)."""
 
 
-def show_ledger(command: Ledger, console: Console, error_console: Console, claims: Claims | None = None) -> None:
-    """`claims` are the paper's by default."""
-    from ematrace.ledger import build_ledger
+def show_ledger(command: Ledger, console: Console, error_console: Console) -> None:
+    from ematrace.ledger import build_ledger, load_claims, with_kept_claims
     from ematrace.results import Table
 
+    if command.long and (command.as_json or command.ids):
+        raise ValueError(f"--long: has no effect with {'--json' if command.as_json else 'ids'}")
     store = Store.open(recorded=command.recorded, local=command.local)
-    rows = build_ledger(Table(store.load()), claims)
+    claims = with_kept_claims(load_claims(), store.local)
+    chosen = [claims.find(text).id for text in command.ids]
+    cells = Table(store.load())
+    rows = build_ledger(cells, claims)
     if command.as_json:
-        print(json.dumps([row.to_json() for row in rows], ensure_ascii=False, indent=1))
-        return
-    from ematrace.report.terminal import ledger_table
+        shown = [row for row in rows if not chosen or row.id in chosen]
+        print(json.dumps([row.to_json() for row in shown], ensure_ascii=False, indent=1))
+    elif chosen:
+        show_cards(chosen, rows, claims, cells, console)
+    else:
+        from ematrace.report.terminal import ledger_overview, ledger_table
 
-    console.print(ledger_table(rows, claims))
+        console.print(ledger_table(rows, claims) if command.long else ledger_overview(rows, claims))
 
 
-def write_page(command: Report, console: Console, error_console: Console, claims: Claims | None = None) -> None:
+def show_cards(ids: Sequence[str], rows: Sequence[LedgerRow], claims: Claims, cells: Table, console: Console) -> None:
+    from ematrace.report.card import claim_card
+
+    of_id, evidence = {row.id: row for row in rows}, cells.at(claims.defaults)
+    for i, id in enumerate(dict.fromkeys(ids)):
+        console.print(*([""] if i else []), claim_card(of_id[id], claims[id], evidence.sample), sep="\n")
+
+
+def write_page(command: Report, console: Console, error_console: Console) -> None:
+    from ematrace.ledger import load_claims, with_kept_claims
     from ematrace.report.page import write_report
 
-    path = write_report(Store.open(recorded=command.recorded, local=command.local), command.out, claims=claims)
+    store = Store.open(recorded=command.recorded, local=command.local)
+    path = write_report(store, command.out, claims=with_kept_claims(load_claims(), store.local))
     console.print(f"page: {path}", soft_wrap=True)

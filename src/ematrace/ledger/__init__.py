@@ -10,6 +10,7 @@ from ematrace.ledger.claims import (
     load_claims,
     parse_claims,
 )
+from ematrace.ledger.own import keep_claims, with_kept_claims, with_own_claims
 from ematrace.ledger.predicates import Check, check_direction, check_figure, tolerance_band
 from ematrace.ledger.verdicts import (
     VERDICTS,
@@ -38,7 +39,10 @@ __all__ = [
     "check_direction",
     "check_figure",
     "judge",
+    "keep_claims",
     "load_claims",
     "parse_claims",
     "tolerance_band",
+    "with_kept_claims",
+    "with_own_claims",
 ]

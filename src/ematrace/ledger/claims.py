@@ -13,6 +13,7 @@ from typing import Literal
 
 import msgspec
 
+from ematrace.names import did_you_mean
 from ematrace.results import Factors, Selector
 from ematrace.results.schema import Factor, Name, one_line
 
@@ -20,6 +21,7 @@ COMPARISONS = (">", "<", "not >")
 Part = Literal["small", "large", "extension"]
 Op = Literal[">", "<", "not >", "<=", ">=", "=="]
 Kind = Literal["accuracy", "cross_entropy", "perplexity", "speed"]
+ID = re.compile(r"[A-Za-z]+[0-9]{1,9}")
 SECTIONS = ("defaults", "robustness")
 
 
@@ -137,6 +139,33 @@ class Claims:
     def __contains__(self, id: object) -> bool:
         return any(claim.id == id for claim in self.claims)
 
+    def find(self, text: str) -> Claim:
+        """A claim by its id as people type it: c9 is C09."""
+        if (claim := self.get(text)) is None:
+            raise ClaimsError(f"no claim {text!r}; there are {self.ids}{did_you_mean(text, (c.id for c in self))}")
+        return claim
+
+    def get(self, text: str) -> Claim | None:
+        """The same, or None."""
+        if not ID.fullmatch(text):
+            return None
+        return next((claim for claim in self.claims if _parts(claim.id) == _parts(text)), None)
+
+    @property
+    def ids(self) -> str:
+        """
+        >>> load_claims().ids
+        'C01 to C18, C20 to C46, F1 to F5'
+        """
+        runs: list[list[str]] = []
+        for claim in self.claims:
+            letters, number = _parts(claim.id)
+            if runs and _parts(runs[-1][-1]) == (letters, number - 1):
+                runs[-1].append(claim.id)
+            else:
+                runs.append([claim.id])
+        return ", ".join(run[0] if len(run) == 1 else f"{run[0]} to {run[-1]}" for run in runs)
+
     def __or__(self, other: Claims) -> Claims:
         """Both, in order; an id that is in both is refused."""
         both = [claim.id for claim in other if claim.id in self]
@@ -164,19 +193,26 @@ def load_claims(path: str | Path | None = None) -> Claims:
 
 
 def parse_claims(text: str, source: str = "claims") -> Claims:
-    """Claims from TOML text: a table for each, beside [defaults] and [robustness]."""
+    """Claims from TOML text: a table for each, beside [defaults], [robustness] and the `command` that tests them."""
     try:
         record = tomllib.loads(text)
     except (ValueError, RecursionError) as error:  # an integer of 5,000 digits is a plain ValueError
         raise ClaimsError(f"{source}: {one_line(error)}") from error
+    command = record.pop("command", "")
+    if not isinstance(command, str):
+        raise ClaimsError(f"{source}: command: it must be text")
     sections = {name: _factors(record.pop(name, {}), f"{source}: {name}") for name in SECTIONS}
-    claims = [_claim(id, body, f"{source}: {' '.join(id.split())}") for id, body in record.items()]
+    claims = [_claim(id, body, f"{source}: {' '.join(id.split())}", command) for id, body in record.items()]
     return Claims(tuple(sorted(claims, key=_order)), **sections)
 
 
 def _order(claim: Claim) -> tuple[str, int]:
-    letters = claim.id.rstrip("0123456789")
-    return letters, int(claim.id[len(letters) :])
+    return _parts(claim.id)
+
+
+def _parts(id: str) -> tuple[str, int]:
+    letters = id.rstrip("0123456789")
+    return letters.upper(), int(id[len(letters) :])
 
 
 def _factors(table: object, where: str) -> dict[str, Factor]:
@@ -247,8 +283,8 @@ def _finite(field: str, number: float) -> float:
     return float(number)
 
 
-def _claim(id: str, body: object, where: str) -> Claim:
-    if re.fullmatch(r"[A-Za-z]+[0-9]{1,9}", id) is None:
+def _claim(id: str, body: object, where: str, command: str) -> Claim:
+    if ID.fullmatch(id) is None:
         raise ClaimsError(f"{where}: an id is letters and a number, such as C01")
     try:
         read = msgspec.convert(body, _Claim)
@@ -266,6 +302,7 @@ def _claim(id: str, body: object, where: str) -> Claim:
         direction,
         figure,
         read.not_testable,
+        command,
         title=read.title,
         control=control,
     )

@@ -11,6 +11,8 @@ from rich.table import Table
 from rich.text import Text
 
 from ematrace.ledger import Claim, Claims, LedgerRow, load_claims
+from ematrace.ledger.verdicts import OPEN
+from ematrace.report.formatting import plural
 from ematrace.report.verdicts import (
     checks_line,
     count_verdicts,
@@ -20,6 +22,13 @@ from ematrace.report.verdicts import (
     why_undecided,
 )
 
+COLUMN = 39  # characters of a claim's id and title in the overview
+MEANINGS = {
+    "reproduced": "direction and figure hold (* the grammar was chosen knowing it)",
+    "direction only": "its figure is missed",
+    "not reproduced": "this is claimed, and our runs say otherwise:",
+    "open": "not measured yet",
+}
 # From this width on, the paper's numbers have a column of their own.
 WIDE = 130
 
@@ -87,6 +96,55 @@ def _verdict(row: LedgerRow) -> Text:
 
 def _drawn(row: LedgerRow) -> str:
     return f"{row.robustness.all.holds}/{row.robustness.all.conditions}" if row.robustness else "–"
+
+
+@dataclass(frozen=True)
+class Overview:
+    """Every claim by its verdict, in as many columns as fit: a screen of 80 by 24 holds the paper's."""
+
+    rows: Sequence[LedgerRow]
+    claims: Claims
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        yield Text(f"{plural(len(self.rows), 'claim')}, by verdict", style="bold")
+        for verdict, n in sorted(count_verdicts(self.rows), key=lambda counted: counted[0] == OPEN):
+            look, means = look_of(verdict), MEANINGS.get(verdict, "")
+            yield Text.assemble((f"{look.sign} {n} {verdict}", look.style), (f"  {means}" if means else "", "dim"))
+            of_verdict = [row for row in self.rows if row.verdict == verdict]
+            untested = [row for row in of_verdict if verdict == OPEN and not self.claims[row.id].selectors]
+            yield self._columns([row for row in of_verdict if row not in untested], options.max_width)
+            if untested:
+                yield Text(f"  {Claims(tuple(self.claims[row.id] for row in untested)).ids}: no experiment yet")
+        yield Text("ematrace ledger C10 shows one claim with all its figures, --long all claims", style="dim")
+
+    def _columns(self, rows: Sequence[LedgerRow], width: int) -> Table:
+        entries = [f"{row.id}{'*' if row.fitted and row.figure else ''}" for row in rows]
+        titles = [self.claims[row.id].title or row.claim for row in rows]
+        count = max(1, (width - 2) // COLUMN)
+        table = Table.grid(padding=(0, 1, 0, 0))
+        for _ in range(count):
+            table.add_column(width=6, justify="left", no_wrap=True)
+            table.add_column(width=COLUMN - 8, no_wrap=True, overflow="ellipsis")
+        cells = [cell for entry, title in zip(entries, titles, strict=True) for cell in (f"  {entry}", title)]
+        for i in range(0, len(cells), 2 * count):
+            table.add_row(*cells[i : i + 2 * count])
+        return table
+
+
+def ledger_overview(rows: Sequence[LedgerRow], claims: Claims) -> Overview:
+    return Overview(tuple(rows), claims)
+
+
+def claims_table(rows: Sequence[LedgerRow], claims: Claims) -> Table:
+    """A line for each of a few claims: the verdict, and what this machine's run says."""
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False)
+    table.add_column("id", no_wrap=True, style="bold")
+    table.add_column("claim", no_wrap=True, overflow="ellipsis", max_width=COLUMN - 7)
+    table.add_column("verdict", no_wrap=True)
+    table.add_column("this machine's run", no_wrap=True)
+    for row in rows:
+        table.add_row(row.id, claims[row.id].title or row.claim, _verdict(row), local_agreement(row))
+    return table
 
 
 def ledger_table(rows: Sequence[LedgerRow], claims: Claims | None = None) -> LedgerView:

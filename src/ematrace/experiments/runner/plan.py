@@ -15,7 +15,7 @@ from typing import Any
 from ematrace.experiments.base import NO_DEFAULT, Experiment, Grid, Point
 from ematrace.experiments.discovery import EXPERIMENTS, find_experiment, is_own
 from ematrace.experiments.runner.request import ROBUSTNESS, Request, change_settings
-from ematrace.experiments.runner.units import Unit, expected_seconds, phases_of, shard_of
+from ematrace.experiments.runner.units import Phase, Unit, expected_seconds, phases_of, shard_of
 from ematrace.names import parse_assignments
 from ematrace.results import read_file
 from ematrace.results.schema import file_name
@@ -52,6 +52,26 @@ class Plan:
         wanted = replace(self.request, names=tuple(asked), **options)
         return f"{'; '.join(lines)}: {shlex.join([*COMMAND.split(), *wanted.words()])}"
 
+    @property
+    def expected_seconds(self) -> float:
+        return expected_seconds(self._phases)
+
+    @property
+    def _phases(self) -> list[Phase]:
+        return phases_of(self.to_run, self.request.jobs, per_gpu=self.request.per_gpu)
+
+    def summary(self) -> str:
+        """One line: how much is there, how much is to run, and how long that takes."""
+        there, to_run, out = len(self.there), len(self.to_run), self.request.out
+        if not to_run:
+            return f"nothing to run: {_units(there)} in {out} already (--fresh runs them again)"
+        kept = f"{there} of {_units(len(self.units))} in {out} already (--fresh runs them again); " if there else ""
+        return f"{kept}{_units(to_run)} to run, {self._time()}"
+
+    def _time(self) -> str:
+        most = max(min(phase.workers, len(phase.jobs)) for phase in self._phases)
+        return f"about {duration(self.expected_seconds)} in {most} {'process' if most == 1 else 'processes'}"
+
     def describe(self, asked: Sequence[str]) -> str:
         """What would run, in lines for people."""
         to_run = Counter(unit.experiment for unit in self.to_run)
@@ -61,13 +81,9 @@ class Plan:
         for name in dict.fromkeys(unit.experiment for unit in self.units):
             each = max(unit.seconds for unit in self.units if unit.experiment == name)
             lines.append(f"{name:{max(width, 10)}}  {to_run[name]:6}  {there[name]:5}  {each:12.0f}")
-        count = len(self.to_run)
-        lines.append(f"{count} unit{'' if count == 1 else 's'} to run, {len(self.there)} already in {self.request.out}")
-        phases = phases_of(self.to_run, self.request.jobs, per_gpu=self.request.per_gpu)
-        if phases:
-            most = max(min(phase.workers, len(phase.jobs)) for phase in phases)
-            seconds = expected_seconds(phases)
-            lines.append(f"expected time: {duration(seconds)} in {most} {'process' if most == 1 else 'processes'}")
+        lines.append(f"{_units(len(self.to_run))} to run, {len(self.there)} already in {self.request.out}")
+        if self.to_run:
+            lines.append(f"expected time: {self._time()}")
         lines.append(f"missing: {self.needs_text(asked)}" if self.missing else "missing: nothing")
         return "\n".join(lines)
 
@@ -78,6 +94,10 @@ class Need:
 
     what: str
     options: Mapping[str, str] = field(default_factory=dict)
+
+
+def _units(count: int) -> str:
+    return f"{count} unit{'' if count == 1 else 's'}"
 
 
 def duration(seconds: float) -> str:

@@ -1,0 +1,140 @@
+"""One claim alone in the terminal: the paper's figure, ours, every predicate, the control, the evidence."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from ematrace.ledger import Check, Claim, Direction, LedgerRow, PaperFigure, tolerance_band
+from ematrace.report.formatting import digits, fold_paths, interval, number, plural
+from ematrace.report.verdicts import local_agreement, look_of, ours_lines, short_names, why_undecided
+from ematrace.results import Sample, Selector
+from ematrace.results.schema import SCALES
+
+HOLDS = {True: ("✓", "blue"), False: ("✗", "bold red"), None: ("○", "dim")}
+METHODS = {"welch": "Welch", "newcombe": "Newcombe", "delta": "delta method"}
+LETTERS = re.compile(r"Δ?[WTD]")
+LEGEND = "accuracy: W within grammar A, T on transfer to grammar B, D on deep roles"
+
+
+def claim_card(row: LedgerRow, claim: Claim, sample: Callable[[Selector], Sample | None]) -> RenderableType:
+    """`sample` finds the figures of the control."""
+    look = look_of(row.verdict)
+    head = Text.assemble((f"{row.id}  ", "bold"), (f"{look.sign} {row.verdict}", look.style))
+    lines = Table.grid(padding=(0, 2))
+    lines.add_column(style="dim", no_wrap=True)
+    lines.add_column(ratio=1)
+    for label, shown in _lines(row, claim, sample):
+        lines.add_row(label, shown)
+    return Group(head, Text(row.claim), "", lines)
+
+
+def _lines(
+    row: LedgerRow, claim: Claim, sample: Callable[[Selector], Sample | None]
+) -> Iterator[tuple[str, RenderableType]]:
+    yield "paper", Text(row.paper)
+    if ours := _ours(row, claim):
+        yield "ours", ours
+    if not claim.selectors and not claim.not_testable:
+        yield "", Text("no experiment tests it yet")
+        return
+    if why := why_undecided(row):
+        yield "why", Text(why)
+    names = dict(zip(claim.selectors, short_names(claim.selectors), strict=True))
+    if claim.direction:
+        checks = row.checks[: len(claim.direction)]
+        yield "directions", _table(_direction(d, c, names) for d, c in zip(claim.direction, checks, strict=True))
+    if claim.figure:
+        checks = row.checks[len(claim.direction) :]
+        shown = short_names(claim.figure)
+        yield "figures", _table(_figure(f, c, n) for f, c, n in zip(claim.figure, checks, shown, strict=True))
+    if row.fitted and row.figure:
+        yield "", Text("the grammar was chosen knowing this figure", style="dim")
+    if any(LETTERS.fullmatch(word) for name in names.values() for word in name.split()):
+        yield "", Text(LEGEND, style="dim")
+    if row.robustness is not None:
+        holds, conditions = row.robustness.all.holds, row.robustness.all.conditions
+        yield "drawn", Text(f"every direction holds in {holds} of {conditions} randomly drawn grammars")
+    if claim.control is not None:
+        yield "control", _control(claim, sample)
+    yield "here", _here(row, claim)
+    if row.evidence:
+        yield "evidence", Text("\n".join(fold_paths(row.evidence)))
+    if claim.selectors:
+        yield "to run it", Text(row.command)
+
+
+def _ours(row: LedgerRow, claim: Claim) -> Text:
+    """Means with their intervals; how many seeds, and where."""
+    found = [f"{name} {mean}{f' ({ends})' if ends else ''}" for name, mean, ends in ours_lines(row, claim)]
+    counts = [plural(row.n_seeds, "seed")] if row.n_seeds else []
+    scale = [row.scale.upper()] if row.scale in SCALES else [f"{row.scale} scale"] if row.scale else []
+    return Text("\n".join([*found, ", ".join(counts + scale)]).strip("\n"))
+
+
+def _table(rows: Iterator[tuple[Text, Text]]) -> Table:
+    table = Table.grid(padding=(0, 2))
+    table.add_column(ratio=3)
+    table.add_column(ratio=2, style="dim")
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+def _direction(direction: Direction, check: Check, names: dict[Selector, str]) -> tuple[Text, Text]:
+    left = names[direction.left] + (f" / {names[direction.over]}" if direction.over else "")
+    right = f"{names[direction.right]} " if isinstance(direction.right, Selector) else ""
+    by = f" {number(direction.by, signed=True)}" if direction.by else ""
+    sign, style = HOLDS[check.holds]
+    bound = f"{right}{number(check.right)}" if right else f"{direction.right:g}"
+    shown = f" {left} {number(check.left)} {direction.op} {bound}{by}"
+    return Text.assemble((sign, style), shown), Text(_spread(check))
+
+
+def _spread(check: Check) -> str:
+    """The interval that decides a direction: of the difference, or of the left side for a bound."""
+    if check.difference is None:
+        return "not measured" if check.missing else "division by zero"
+    if check.method in ("bound", "exact"):
+        return "" if check.interval is None else f"interval {interval(check.interval)}"
+    ends = "" if check.interval is None else f" ({interval(check.interval, digits(check.difference))})"
+    method = METHODS.get(check.method or "", check.method) if ends else "no interval"
+    return f"{number(check.difference, signed=True)}{ends}, {method}"
+
+
+def _figure(figure: PaperFigure, check: Check, name: str) -> tuple[Text, Text]:
+    low, _ = band = tolerance_band(figure.paper, figure.kind)
+    allowed = f"at least {number(low)}" if figure.kind == "speed" else f"in {interval(band)}"
+    sign, style = HOLDS[check.holds]
+    ends = "" if check.interval is None or check.left is None else f" ({interval(check.interval, digits(check.left))})"
+    return Text.assemble((sign, style), f" {name} {number(check.left)}{ends}"), Text(
+        f"paper {number(figure.paper)}; ours must be {allowed}"
+    )
+
+
+def _control(claim: Claim, sample: Callable[[Selector], Sample | None]) -> Text:
+    assert claim.control is not None
+    found = []
+    for selector, name in zip(claim.control.of, short_names(claim.control.of), strict=True):
+        measured = sample(selector)
+        if measured is not None:
+            found.append(f"{name if len(claim.control.of) > 1 else ''} {number(measured.mean)}".strip())
+    missing = f"not measured; ematrace reproduce {claim.control.of[0].experiment}"
+    return Text(f"{claim.control.what}: {'  '.join(found) or missing}")
+
+
+def _here(row: LedgerRow, claim: Claim) -> Text:
+    """This machine's own run beside the evidence."""
+    if row.local is None:
+        return Text("not run on this machine")
+    agreement = local_agreement(row)
+    text = f"this machine's run {'is ' if agreement == 'incomplete' else ''}{agreement}"
+    if row.local.evidence == row.evidence:
+        return Text(text)
+    ours = "  ".join(f"{name} {mean}" for name, mean, _ in ours_lines(row.local, claim))
+    seeds = plural(row.local.n_seeds, "seed") if row.local.n_seeds else "nothing measured"
+    return Text(f"{text}; {ours + ', ' if ours else ''}{seeds}")
