@@ -74,6 +74,15 @@ def test_content_is_on_disk_before_it_takes_the_name(tmp_path, monkeypatch):
     assert seen == [(b"old", len(b"brand new"))]
 
 
+def test_a_device_or_pipe_is_not_replaced(tmp_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with pytest.raises(ValueError, match="pipe: not a file"):
+        write_atomically(pipe, b"text")
+    assert stat.S_ISFIFO(pipe.stat().st_mode)
+    assert list(tmp_path.iterdir()) == [pipe]
+
+
 def test_a_missing_folder_is_an_error_and_is_not_made(tmp_path):
     with pytest.raises(FileNotFoundError) as caught:
         write_atomically(tmp_path / "none" / "a.json", b"new")

@@ -116,6 +116,8 @@ def write_atomically(path: str | Path, content: bytes) -> Path:
     An `OSError` names `path`, not the temporary file.
     """
     path = Path(path)
+    if path.exists() and not (path.is_file() or path.is_dir()):  # a rename would put a file in place of /dev/null
+        raise ValueError(f"{path}: not a file")
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.part")
     try:
         with temporary.open("xb") as file:
