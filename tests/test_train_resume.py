@@ -24,6 +24,7 @@ from ematrace.train.state import AVERAGES, model_tensors, optimiser_tensors, rea
 from train_support import (
     GPT2,
     VOCABULARY,
+    Events,
     as_json,
     curve,
     digest,
@@ -33,25 +34,6 @@ from train_support import (
     tiny_config,
     write_text,
 )
-
-
-class Events:
-    """A display that keeps what it was told, and can raise a signal at a step."""
-
-    def __init__(self, at_step: int | None = None, number: int = signal.SIGTERM) -> None:
-        self.texts: list[str] = []
-        self.at_step, self.number = at_step, number
-
-    def on_start(self, total_steps: int) -> None: ...
-
-    def on_step(self, metrics: dict[str, int]) -> None:
-        if metrics["step"] == self.at_step:
-            signal.raise_signal(self.number)
-
-    def on_event(self, text: str) -> None:
-        self.texts.append(text)
-
-    def close(self) -> None: ...
 
 
 @pytest.fixture(scope="module")

@@ -45,6 +45,35 @@ def write_text(folder: Path) -> Path:
     return folder
 
 
+def write_prose(n_characters: int, seed: int = 0) -> str:
+    """Sentences of a few words, a Markov chain as above, cut to length."""
+    rng = np.random.default_rng(seed)
+    sentences, made = [], 0
+    while made < n_characters:
+        sentences.append(" ".join(WORDS[i] for i in np.cumsum(rng.integers(1, 4, rng.integers(5, 15))) % len(WORDS)))
+        made += len(sentences[-1]) + 2
+    return ".\n".join(sentences)[:n_characters]
+
+
+class Events:
+    """A display that keeps what it was told, and can raise a signal at a step."""
+
+    def __init__(self, at_step: int | None = None, number: int = signal.SIGTERM) -> None:
+        self.texts: list[str] = []
+        self.at_step, self.number = at_step, number
+
+    def on_start(self, total_steps: int) -> None: ...
+
+    def on_step(self, metrics: Mapping[str, Any]) -> None:
+        if metrics["step"] == self.at_step:
+            signal.raise_signal(self.number)
+
+    def on_event(self, text: str) -> None:
+        self.texts.append(text)
+
+    def close(self) -> None: ...
+
+
 def tiny_config(text: Path, out: Path, **changes: Any) -> TrainConfig:
     """20 steps of 4 sequences of 16 tokens in two micro-batches, a checkpoint every 5."""
     settings: dict[str, Any] = {

@@ -154,10 +154,10 @@ def evaluate_models(command: Eval, console: Console, error_console: Console) -> 
     several = len(command.model) > 1
     if several and command.unigram is not None:
         raise ValueError("unigram: with several models each has its own")
-    source = open_source(command.data)
-    split = part_to_score([Path(model_folder(name)) for name in command.model], source, command.split)
     if command.out is not None:
         writable(command.out)
+    source = open_source(command.data)
+    split = part_to_score([Path(model_folder(name)) for name in command.model], source, command.split)
     results: dict[str, Evaluation] = {}
     cut = None
     for name in command.model:
