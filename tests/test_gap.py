@@ -124,6 +124,8 @@ def test_an_arm_is_trained_and_scored(tmp_path: Any) -> None:
     data.write_text("\n".join("the cat sat on the mat while one dog ran after it" for _ in range(400)))
     context = Context(seed=0, data=str(data), settings=TINY | {"validation": str(data)})
     rows = measure_arm(context, SPEN, "toy", 3e-3)
+    cells = [tuple(row.factors.items()) for row in rows]
+    assert len(cells) == len(set(cells))  # or the file would be refused, after the training
     found = {name: metric.value for row in rows for name, metric in row.metrics.items()}
     everything = next(row.metrics for row in rows if row.factors == {"text": "validation", "slice": "all"})
     assert (everything["nats"].n or 0) % 32 == 0

@@ -62,8 +62,6 @@ def reproduce(command: Reproduce, console: Console, error_console: Console) -> N
         error_console.print(f"left out: {plan.needs_text(())}", soft_wrap=True, markup=False, highlight=False)
     console.print(plan.summary(), soft_wrap=True, highlight=False)
     failed = run_units(plan, command, console, error_console)
-    for unit, why in failed.items():
-        error_console.print(Text.assemble(("failed: ", "red"), f"{unit.label}: {why}"), soft_wrap=True)
     keep_own_claims(command)
     show_verdicts(plan, command, claims, console)
     if command.report is not None:
@@ -83,6 +81,9 @@ def run_units(plan: Plan, command: Reproduce, console: Console, error_console: C
         line = Text.assemble(("lost: ", "red"), f"{unit.label}: {why}; it runs again")
         console.print(line, soft_wrap=True)
 
+    def failing(unit: Unit, why: str) -> None:
+        error_console.print(Text.assemble(("failed: ", "red"), f"{unit.label}: {why}"), soft_wrap=True)
+
     expected = {unit: unit.seconds for unit in plan.to_run}
     with unit_bars(expected, plan.expected_seconds, console, error_console) as progress:
         return run(
@@ -93,6 +94,7 @@ def run_units(plan: Plan, command: Reproduce, console: Console, error_console: C
             per_gpu=command.per_gpu,
             progress=progress,
             lost=lost,
+            failing=failing,
         )
 
 

@@ -77,12 +77,13 @@ def reproduce(request: Request) -> int:
     def lost(unit: Unit, why: str) -> None:
         print(f"lost: {unit.label}: {why}; it runs again", file=sys.stderr, flush=True)
 
+    def failing(unit: Unit, why: str) -> None:
+        print(f"failed: {unit.label}: {why}", file=sys.stderr, flush=True)
+
     failed = run(
         plan.to_run, request.out, engine=request.engine, jobs=request.jobs, per_gpu=request.per_gpu,
-        written=written, lost=lost,
+        written=written, lost=lost, failing=failing,
     )  # fmt: skip
-    for unit, why in failed.items():
-        print(f"failed: {unit.label}: {why}", file=sys.stderr)
     return 1 if failed else 0
 
 

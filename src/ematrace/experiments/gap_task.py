@@ -27,7 +27,7 @@ from ematrace.experiments.base import Context, number
 from ematrace.experiments.language_task import train_model
 from ematrace.experiments.recall import Ids, count_pairs, distance_to_last, pair_codes, recall_rows
 from ematrace.models.block import Block
-from ematrace.results import Row
+from ematrace.results import Metric, Row
 from ematrace.text import PackedTokens, load_tokenizer, open_source, pack, train_bpe
 from ematrace.text.packing import cache_folder
 from ematrace.train import TrainConfig, TrainSummary, load_model
@@ -110,7 +110,8 @@ def measure_arm(ctx: Context, arm: Arm, size: str, lr: float) -> list[Row]:
         model, _ = load_model(summary.model)
         curve = training_curve(summary)
     model.to(device).eval()
-    rows = [Row({}, {"parameters": number(sum(p.numel() for p in model.parameters())), "d_ff": number(d_ff)}), *curve]
+    of_model = {"parameters": number(sum(p.numel() for p in model.parameters())), "d_ff": number(d_ff)}
+    rows = curve
     texts = {"validation": settings["validation"], **settings["texts"]}
     for name, source in texts.items():
         text = scored_text(str(ctx.data), source, str(tokenizer), settings["length"], settings["windows"])
@@ -118,8 +119,8 @@ def measure_arm(ctx: Context, arm: Arm, size: str, lr: float) -> list[Row]:
         found = recall_rows(nats, text.distance, text.count, {"unigram_nats": text.unigram})
         rows += [Row({"text": name, **row.factors}, row.metrics) for row in found]
         if usage is not None and name == "validation":
-            rows.append(Row({}, usage_metrics(usage)))
-    return rows
+            of_model |= usage_metrics(usage)
+    return [Row({}, of_model), *rows]
 
 
 def tokenizer_folder(data: str, vocab_size: int) -> Path:
@@ -214,7 +215,7 @@ def count_units(model: Any) -> Iterator[list[torch.Tensor]]:
             handle.remove()
 
 
-def usage_metrics(usage: torch.Tensor) -> dict[str, Any]:
+def usage_metrics(usage: torch.Tensor) -> dict[str, Metric]:
     """Of [blocks, d_ff] counts: share of units never on, and the entropy of their use as a share of the largest."""
     share = usage.double() / usage.sum(1, keepdim=True)
     entropy = -torch.special.xlogy(share, share).sum(1) / np.log(usage.shape[1])

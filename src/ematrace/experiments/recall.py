@@ -77,9 +77,11 @@ def recall_rows(
         Row({"distance": of}, {"recall_nats_by_distance": _mean(nats, mask)})
         for of, mask in _ranges(distance, DISTANCES)
     ]
-    for name, part in (("recall", seen), ("other", ~seen)):
-        metric = f"{name}_nats_by_count"
-        rows += [Row({"pair_count": of}, {metric: _mean(nats, part & mask)}) for of, mask in _ranges(count, COUNTS)]
+    parts = {"recall_nats_by_count": seen, "other_nats_by_count": ~seen}
+    rows += [
+        Row({"pair_count": of}, {metric: _mean(nats, part & mask) for metric, part in parts.items()})
+        for of, mask in _ranges(count, COUNTS)
+    ]
     return rows
 
 

@@ -73,10 +73,12 @@ def run(
     progress: Callable[[Unit, float], None] = lambda unit, share: None,
     written: Callable[[Unit, Path], None] = lambda unit, path: None,
     lost: Callable[[Unit, str], None] = lambda unit, why: None,
+    failing: Callable[[Unit, str], None] = lambda unit, why: None,
 ) -> dict[Unit, str]:
     """Measure all units and write their files; returns why units failed, which keeps no other from finishing.
 
-    A unit whose worker dies is run again, which `lost` is told, up to MOST_LOSSES times in all.
+    A unit whose worker dies is run again, which `lost` is told, up to MOST_LOSSES times in all. `failing` is told of a
+    failure at once: a long grid whose units all fail should be seen to.
 
     Stopped half-way (Ctrl-C), it ends its workers at once. The files of finished units stay, and nothing else.
     """
@@ -92,6 +94,7 @@ def run(
                             progress(unit, 1.0)
                         case Failed(unit, why):
                             failed[unit] = why
+                            failing(unit, why)
                             progress(unit, 1.0)
                         case Lost(unit, why):
                             lost(unit, why)
