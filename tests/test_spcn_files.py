@@ -6,6 +6,7 @@ import json
 import os
 import stat
 import struct
+import tracemalloc
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
@@ -125,7 +126,8 @@ def tampered(path: Path, change: Callable[[dict[str, Any], dict[str, np.ndarray]
         config = json.loads(file.metadata()["config"])
     tensors = load_file(path)
     text = change(config, tensors)
-    metadata = {"config": json.dumps(config) if text is None else text}
+    text = json.dumps(config) if text is None else text
+    metadata = {"config": text, "sha256": storage.checksum(text, tensors)}  # of whoever knows how it is made
     save_file(tensors, path, metadata=None if text == "" else metadata)
 
 
@@ -134,7 +136,16 @@ TAMPERINGS: dict[str, Callable[[dict[str, Any], dict[str, np.ndarray]], str | No
     "header is not JSON": lambda c, t: "{",
     "header is not a table": lambda c, t: "[1, 2]",
     "another format": lambda c, t: c.update(format="someone.else"),
-    "a later version": lambda c, t: c.update(version=2),
+    "a later version": lambda c, t: c.update(version=3),
+    "nested a thousand deep": lambda c, t: '{"format": ' + "[" * 1000 + "]" * 1000 + "}",
+    "an integer of 5,000 digits": lambda c, t: '{"format": ' + "1" * 5000 + "}",
+    "seen what cannot be": lambda c, t: c.update(seen=-1),
+    "widths that would take terabytes": lambda c, t: c["params"].update(widths=[10**6, 10**6]),
+    "widths of many digits": lambda c, t: c["params"].update(widths=[10**90, 10**90]),
+    "a window that would take terabytes": lambda c, t: c["params"].update(spa_window=10**12),
+    "widths that are no numbers of units": lambda c, t: c["params"].update(widths=[24.0, 12.0]),
+    "weights that are not finite": lambda c, t: t["forward.ff"].__setitem__((0, 0, 0), np.nan),
+    "a tensor too many": lambda c, t: t.update({"sideways.ff": np.zeros(3, np.float32)}),
     "no settings": lambda c, t: c.pop("params") and None,
     "unknown setting": lambda c, t: c["params"].update(temperature=1),
     "bad setting": lambda c, t: c["params"].update(k=7),
@@ -155,6 +166,40 @@ def test_a_file_that_contradicts_itself_is_named(saved: tuple[SPCN, Path], chang
     _, path = saved
     tampered(path, change)
     with pytest.raises(ValueError, match=r"model\.spcn: not a readable SPCN model"):
+        SPCN.load(path)
+
+
+def test_nothing_is_allocated_for_a_file_that_is_refused(saved: tuple[SPCN, Path]) -> None:
+    """Settings that ask for gigabytes, in a file of kilobytes."""
+    _, path = saved
+    tampered(path, lambda config, tensors: config["params"].update(widths=[20_000, 20_000]))
+    tracemalloc.start()
+    try:
+        with pytest.raises(ValueError, match=r"tensor forward.ff is F32\[2, 24, 24\], not F32\[2, 20000, 20000\]"):
+            SPCN.load(path)
+        assert tracemalloc.get_traced_memory()[1] < 2**22
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("place", [0.02, 0.3, 0.6, 0.999])
+def test_a_flipped_bit_is_noticed(saved: tuple[SPCN, Path], place: float) -> None:
+    _, path = saved
+    data = bytearray(path.read_bytes())
+    data[int(place * len(data))] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(ValueError, match=r"model\.spcn: not a readable SPCN model"):
+        SPCN.load(path)
+
+
+def test_a_file_of_version_0_1_has_no_checksum(saved: tuple[SPCN, Path], sentences: list[list[str]]) -> None:
+    model, path = saved
+    with safe_open(path, framework="numpy") as file:
+        config = json.loads(file.metadata()["config"])
+    save_file(load_file(path), path, metadata={"config": json.dumps(config | {"version": 1})})
+    assert np.array_equal(SPCN.load(path).encode(sentences), model.encode(sentences))
+    save_file(load_file(path), path, metadata={"config": json.dumps(config)})
+    with pytest.raises(ValueError, match="'sha256' is missing"):
         SPCN.load(path)
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from sklearn import config_context
 from sklearn.base import clone
 from sklearn.exceptions import NotFittedError
 from sklearn.pipeline import make_pipeline
@@ -155,6 +156,34 @@ def test_feature_names(sentences: list[list[str]]) -> None:
     assert names[-1] == "l1.slow@backward.11"
 
 
+@pytest.mark.parametrize("way", ["set_output", "set_config", "pipeline", "clone"])
+def test_tables_by_sentence(sentences: list[list[str]], way: str) -> None:
+    """One for each sentence, with the features' names: what scikit-learn's `set_output` means for sequences."""
+    pandas = pytest.importorskip("pandas")
+    fitted = SPCN(widths=WIDTHS).fit(sentences)
+    expected = fitted.transform(sentences)
+    if way == "set_config":
+        with config_context(transform_output="pandas"):
+            tables = fitted.transform(sentences)
+    elif way == "pipeline":
+        tables = make_pipeline(clone(fitted)).set_output(transform="pandas").fit_transform(sentences)
+    else:
+        model = clone(fitted).set_output(transform="pandas")
+        assert model.set_output() is model  # None leaves it as it is
+        tables = (clone(model) if way == "clone" else model).fit(sentences).transform(sentences)
+    assert len(tables) == len(sentences)
+    for table, array in zip(tables, expected, strict=True):
+        assert isinstance(table, pandas.DataFrame)
+        assert list(table.columns) == list(fitted.get_feature_names_out())
+        assert np.array_equal(table.to_numpy(), array)
+    assert isinstance(fitted.transform(sentences)[0], np.ndarray)
+
+
+def test_an_unknown_container_is_refused(fitted: SPCN) -> None:
+    with pytest.raises(ValueError, match="'excel'; choose from default, pandas, polars"):
+        clone(fitted).set_output(transform="excel")
+
+
 def test_vocabulary_is_the_words_of_the_first_fit_in_order_of_appearance() -> None:
     model = SPCN(widths=WIDTHS).fit([["b", "a"], ["a", "c", "b"]])
     assert model.vocabulary_ == {"b": 0, "a": 1, "c": 2}
@@ -184,7 +213,8 @@ def test_fit_starts_afresh(sentences: list[list[str]], held_out: list[list[str]]
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_threads_do_not_change_a_bit(sentences: list[list[str]], dtype: str) -> None:
     texts = [*sentences, [], *sentences[::-1], ["w3"], []]
-    one, two, many = (SPCN(widths=WIDTHS, dtype=dtype, n_jobs=n).fit(texts) for n in (1, 2, 5))
+    one, two, many, unsaid = (SPCN(widths=WIDTHS, dtype=dtype, n_jobs=n).fit(texts) for n in (1, 2, 5, None))
+    assert np.array_equal(unsaid.encode(texts), one.encode(texts))
     assert same_weights(one, two)
     assert same_weights(one, many)
     for representation in (None, EVERYTHING, "l1.slow@backward"):
@@ -355,6 +385,8 @@ UNCHECKED: list[tuple[str, Any]] = [
     ("alpha_fast", (1.5, 0.5)), ("alpha_fast", (-0.5, 0.5)), ("slow_ratio", -1.0), ("slow_ratio", 10.0),
     ("variance_rate", -1.0), ("variance_rate", 2.5), ("epochs", -1), ("ff_epochs", -1), ("settle_steps", 2.5),
     ("random_state", -1), ("representation", None), ("eta", float("nan")), ("vocabulary", "abc"),
+    ("eta", -0.01), ("ff_eta", -0.1), ("ff_eta", float("nan")), ("n_jobs", 0), ("n_jobs", "all"),
+    ("widths", (8.0, 4.0)), ("settle_steps", 10**20),
 ]  # fmt: skip
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import KW_ONLY, dataclass
@@ -12,11 +11,13 @@ from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
+from joblib import effective_n_jobs  # type: ignore[import-untyped]
 from sklearn.base import BaseEstimator, TransformerMixin
 from sklearn.exceptions import NotFittedError
 
 from ematrace.spcn import kernels
 from ematrace.spcn.feedforward import learn_feedforward
+from ematrace.spcn.output import as_tables, set_output
 from ematrace.spcn.representation import DIRECTIONS, KINDS, Block, parse_representation
 from ematrace.spcn.settings import PAPER_RATES, check_settings
 from ematrace.spcn.storage import load_model, save_model
@@ -27,7 +28,7 @@ Sentences = Sequence[Any]
 
 
 @dataclass(eq=False, repr=False)  # scikit-learn reads the parameters from the generated __init__
-class SPCN(BaseEstimator, TransformerMixin):
+class SPCN(BaseEstimator, TransformerMixin, auto_wrap_output_keys=None):  # type: ignore[call-arg]
     """Hebbian column network over sequences of words; the only learned weights are W_fb.
 
     Parameters that the paper names have its letters and values; the rest are choices that the paper leaves open
@@ -60,7 +61,7 @@ class SPCN(BaseEstimator, TransformerMixin):
     init_gain : W ~ N(0, init_gain² / fan_in).
     epochs : passes of `fit` over the sentences.
     dtype : "float32", or "float64" for tests.
-    n_jobs : threads; -1 for all cores. Results do not depend on it.
+    n_jobs : threads, counted as scikit-learn does: None for 1, -1 for all cores. Results do not depend on it.
 
     Examples
     --------
@@ -105,7 +106,7 @@ class SPCN(BaseEstimator, TransformerMixin):
     init_gain: float = 1.0
     epochs: int = 1
     dtype: str = "float32"
-    n_jobs: int = 1
+    n_jobs: int | None = 1
     random_state: int = 0
 
     def fit(self, sentences: Sentences, y: object = None) -> Self:
@@ -151,12 +152,20 @@ class SPCN(BaseEstimator, TransformerMixin):
             )
         self.n_tokens_seen_ += len(tokens)
 
-    def transform(self, sentences: Sentences) -> list[Floats]:
-        """One array [T, d] per sentence, in the model's `representation`."""
+    def transform(self, sentences: Sentences) -> list[Any]:
+        """One array [T, d] per sentence, in the model's `representation`; see also `set_output`."""
         texts = [_words(s, i) for i, s in enumerate(sentences)]
         features = self.encode(texts)
         ends = np.cumsum([len(text) for text in texts])
-        return np.split(features, ends[:-1]) if texts else []
+        return as_tables(self, np.split(features, ends[:-1])) if texts else []
+
+    def set_output(self, *, transform: str | None = None) -> Self:
+        """What `transform` returns for each sentence: "default" an array, "pandas" or "polars" a table of it.
+
+        Its columns are those of `get_feature_names_out`, its rows the words. None changes nothing. As everywhere in
+        scikit-learn, `set_config(transform_output=...)` decides where this was not called.
+        """
+        return set_output(self, transform)
 
     def get_feature_names_out(self, input_features: object = None) -> npt.NDArray[np.object_]:
         names = [f"{b}.{j}" for b in self.blocks() for j in range(self.widths[b.level])]
@@ -285,7 +294,7 @@ class SPCN(BaseEstimator, TransformerMixin):
         return load_model(cls, path)
 
     def _threads(self) -> int:
-        return (os.cpu_count() or 1) if self.n_jobs < 0 else max(1, self.n_jobs)
+        return int(effective_n_jobs(self.n_jobs))
 
     def _map(self, jobs: Sequence[tuple[str, int, int]], work: Callable[[str, int, int], None]) -> None:
         """Run jobs in threads, since the kernels release the GIL; raises the first error."""

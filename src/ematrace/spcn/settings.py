@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numbers
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -26,6 +26,7 @@ _CHOICES = {
     "ff_rule": ("frozen", *FF_RULES),
 }
 _LEAST = {"settle_steps": 1, "spa_window": 1, "spa_top": 1, "epochs": 0, "ff_epochs": 0, "random_state": 0}
+_MOST = 2**32 - 1
 
 
 def check_settings(model: SPCN) -> None:
@@ -35,16 +36,24 @@ def check_settings(model: SPCN) -> None:
             raise ValueError(f"SPCN.{name} is {getattr(model, name)!r}; choose from {', '.join(map(repr, allowed))}")
     for name, least in _LEAST.items():
         number = getattr(model, name)
-        if not isinstance(number, numbers.Integral) or int(number) < least:
-            raise ValueError(f"SPCN.{name} is {number!r}; it must be a whole number, at least {least}")
+        if not isinstance(number, numbers.Integral) or not least <= int(number) <= _MOST:
+            raise ValueError(f"SPCN.{name} is {number!r}; it must be a whole number from {least} to {_MOST}")
     for name in ("alpha", "beta", "gamma", "eta", "spa_gain", "init_gain"):
         if not np.isfinite(getattr(model, name)):
             raise ValueError(f"SPCN.{name} is {getattr(model, name)!r}; it must be finite")
+    for name in ("eta", "ff_eta"):
+        rate = getattr(model, name)
+        if rate is not None and not 0 <= rate < np.inf:
+            raise ValueError(f"SPCN.{name} is {rate!r}; a learning rate must not be negative")
+    n_jobs: Any = model.n_jobs
+    if n_jobs is not None and (not isinstance(n_jobs, numbers.Integral) or n_jobs == 0):
+        raise ValueError(f"SPCN.n_jobs is {n_jobs!r}; it must be None or a whole number other than 0")
     if isinstance(model.vocabulary, str):
         raise ValueError("SPCN.vocabulary is one string; give a list of words")
     if not isinstance(model.representation, str):
         raise ValueError(f"SPCN.representation is {model.representation!r}; it must be a name")
-    if not model.widths or any(d < 1 for d in model.widths):
+    widths: Any = model.widths
+    if not widths or not all(isinstance(d, numbers.Integral) and int(d) >= 1 for d in widths):
         raise ValueError(f"SPCN.widths is {model.widths!r}; every level needs at least one unit")
     if not 0 < model.k <= 1:
         raise ValueError(f"SPCN.k is {model.k}; it is a share in (0, 1]")

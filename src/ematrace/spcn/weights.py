@@ -24,21 +24,25 @@ def draw_weights(
     return W_ff, [gaussian(d, d) for d in widths]
 
 
+def padded_shapes(n_words: int, widths: Sequence[int]) -> dict[str, tuple[int, ...]]:
+    """Shapes of the kernels' arrays: all levels in one, as wide as the widest."""
+    levels, widest = len(widths), max(widths)
+    padded = (levels, max(n_words, widest), widest)
+    units = (levels, widest)
+    return {
+        **{"ff": padded, "fb": padded, "lat": (*units, widest)},
+        **{"fb_scale": (levels,), "variance": units, "precision": units},
+    }
+
+
 def pad_weights(W_ff: Sequence[Floats], W_lat: Sequence[Floats], dtype: str) -> Weights:
     """The kernels' arrays with these weights, W_fb = 0 and precision 1."""
     widths = [W.shape[0] for W in W_lat]
-    levels, widest = len(widths), max(widths)
-    padded = (levels, max(W_ff[0].shape[0], widest), widest)
-    weights = Weights(
-        widths=np.array(widths, np.int64),
-        ff=np.zeros(padded, dtype),
-        fb=np.zeros(padded, dtype),
-        lat=np.zeros((levels, widest, widest), dtype),
-        fb_scale=np.ones(levels, dtype),
-        variance=np.ones((levels, widest), dtype),
-        precision=np.ones((levels, widest), dtype),
-    )
-    for level in range(levels):
+    shapes = padded_shapes(W_ff[0].shape[0], widths)
+    zeros = {name: np.zeros(shapes[name], dtype) for name in ("ff", "fb", "lat")}
+    ones = {name: np.ones(shapes[name], dtype) for name in ("fb_scale", "variance", "precision")}
+    weights = Weights(widths=np.array(widths, np.int64), **zeros, **ones)
+    for level in range(len(widths)):
         weights.ff[level, : W_ff[level].shape[0], : widths[level]] = W_ff[level]
         weights.lat[level, : widths[level], : widths[level]] = W_lat[level]
     return weights
