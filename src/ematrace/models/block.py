@@ -55,7 +55,7 @@ def mixer_of(config: ModelConfig) -> Mixer:
     skeleton = config.skeleton()
     registered_mixer(skeleton.mixer)  # refuses a name that nobody has agreed to; `build_mixer` would import it
     mixer = build_mixer(skeleton.mixer, d_model=config.d_model, **skeleton.mixer_options)
-    if not type(mixer).__module__.startswith("ematrace."):
+    if type(mixer).__module__.partition(".")[0] != __name__.partition(".")[0]:
         for module in mixer.modules():  # its author chose its initial weights: transformers leaves them alone
             module._is_hf_initialized = True  # type: ignore[assignment]
     return mixer

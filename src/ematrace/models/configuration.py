@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Literal, Self
 from transformers import PretrainedConfig
 
 from ematrace.files import write_atomically
+from ematrace.models.standalone import modeling_code
 
 Norm = Literal["pre", "algorithm1"]
 Positions = Literal["none", "learned"]
@@ -96,16 +97,15 @@ class ModelConfig(PretrainedConfig):
         raise ValueError(f"{type(self).__name__}.{field} is {getattr(self, field)!r}; {rule}")
 
     def save_pretrained(self, save_directory: str | Path, push_to_hub: bool = False, **kwargs: Any) -> None:
-        """Writes a module of one line as well: with trust_remote_code=True, any program that knows only transformers
-        (lm_eval, for one) finds the classes through it, as long as ematrace is installed."""
+        """Writes the model's code as well: with trust_remote_code=True, transformers finds its classes there, whether
+        ematrace is installed or not."""
         Path(save_directory).mkdir(parents=True, exist_ok=True)
-        shim = f"from {self._package} import {', '.join(sorted(self._classes.values()))}\n"
-        write_atomically(Path(save_directory) / "modeling_ematrace.py", shim.encode())
+        write_atomically(Path(save_directory) / "modeling_ematrace.py", modeling_code(self).encode())
         super().save_pretrained(save_directory, push_to_hub=push_to_hub, **kwargs)
 
     @classmethod
     def register_for_auto_class(cls, auto_class: str = "AutoConfig") -> None:
-        """Nothing: transformers would copy this file into saved folders, where the line that imports it is enough."""
+        """Nothing: transformers would copy the file of this class into saved folders, which have their code."""
 
     @classmethod
     def preset(cls, name: str, **overrides: Any) -> Self:

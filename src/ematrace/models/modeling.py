@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 import torch
@@ -13,8 +14,10 @@ from transformers import GenerationMixin, PreTrainedModel
 from transformers import initialization as init
 from transformers.utils import ModelOutput
 
+from ematrace.files import write_atomically
 from ematrace.models.block import Block, mixer_of
 from ematrace.models.cache import MixerCache
+from ematrace.models.card import model_card
 from ematrace.models.configuration import ModelConfig, SkeletonConfig
 from ematrace.models.padding import padding_order, positions_of
 from ematrace.ops import linear_cross_entropy
@@ -70,6 +73,14 @@ class SkeletonPreTrainedModel(PreTrainedModel):
         model._weight_conversions = []  # what was renamed on loading would be renamed back on saving
         model._restore_buffers()
         return loaded
+
+    def save_pretrained(self, save_directory: str | Path, *args: Any, **kwargs: Any) -> None:
+        """As in transformers, with the model's code and, unless there is one, a model card."""
+        card = Path(save_directory) / "README.md"
+        if not card.exists() and kwargs.get("is_main_process", True):
+            card.parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(card, model_card(self.config, self.num_parameters()).encode())
+        super().save_pretrained(save_directory, *args, **kwargs)
 
     def _restore_buffers(self) -> None:
         """transformers leaves buffers that are not saved (tables that `__init__` computes) without values."""
