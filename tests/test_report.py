@@ -164,8 +164,8 @@ class TestPage:
     def test_intervals_beside_a_mean(self, reader: Reader, cells: list[StoredCell]) -> None:
         values = [v for v in values_of(cells, L0_WITHIN) if v is not None]
         sample = Sample(tuple(values), 20431, "accuracy")
-        shown = f"{number(sample.mean)} {interval(sample.interval)} {interval(sample.over_items)} here"
-        assert shown in reader.section("representations")
+        assert f"{number(sample.mean)} {interval(sample.interval)} here" in reader.section("representations")
+        assert f"{interval(sample.interval)} {interval(sample.over_items)}" in reader.section("spread")
 
     def test_paper_values_come_from_the_claims(self, full: Store, tmp_path: Path) -> None:
         claims = one_claim(figure=(PaperFigure(L0_WITHIN, 0.123, "accuracy"),))

@@ -82,7 +82,7 @@ class TestSection:
         # 2 ms (1 to 4) for 100 tokens and 8 MB against a copy of 8 GB/s; 1 GFLOP in 5 ms against 1 TFLOP/s
         assert "ours | 2.00 ms | 1.00–4.00 ms | 50,000 | 50% of copy |" in text
         assert "theirs | 5.00 ms | 4.00–16.0 ms | – | 20% of matmul |" in text
-        assert "theirs / ours | 4.00x | 2.50–4.00 |" in text
+        assert "theirs / ours 4.00x (2.50–4.00)" in text
         assert "state bytes: ours | 9,216 |" in text
         assert "with compilation" in text
 

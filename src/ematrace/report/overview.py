@@ -116,8 +116,8 @@ class PredicateView:
 
     text: str
     holds: str
-    style: str
-    numbers: Sequence[tuple[str, str]]
+    fails: bool
+    numbers: str
 
     @classmethod
     def of(cls, check: Check, drawn: Share | None) -> PredicateView:
@@ -131,8 +131,9 @@ class PredicateView:
             "test": check.method or "–",
             "drawn grammars": share(drawn),
         }
-        holds, style = {True: ("✓ holds", ""), False: ("✗ fails", "fails"), None: ("○ open", "")}[check.holds]
-        return cls(check.predicate, holds, style, [(name, text) for name, text in numbers.items() if text != "–"])
+        holds = {True: "✓ holds", False: "✗ fails", None: "○ open"}[check.holds]
+        shown = "; ".join(f"{name} {text}" for name, text in numbers.items() if text != "–")
+        return cls(check.predicate, holds, check.holds is False, shown)
 
 
 @dataclass(frozen=True)

@@ -92,9 +92,9 @@ class SectionView:
     sources: Sequence[str] = ()
 
     @property
-    def has_tokens(self) -> bool:
-        """Whether an interval over tokens is shown, which a line explains."""
-        return any(isinstance(p, Measured) and bool(p.tokens) for part in self.parts for p in walk(part))
+    def has_intervals(self) -> bool:
+        """Whether a mean has an interval beside it, which a line explains."""
+        return any(isinstance(p, Measured) and bool(p.seeds) for part in self.parts for p in walk(part))
 
 
 def build_section(section: Section, data: ReportData) -> SectionView:

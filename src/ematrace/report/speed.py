@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from markupsafe import Markup
 
 from ematrace.bench import Run, Timed, runs_of
-from ematrace.bench.tables import DASH, ceiling, count, duration, duration_range, figure, percent, three_digits
+from ematrace.bench.tables import DASH, ceiling, count, duration, duration_range, figure, percent
 from ematrace.report.formatting import commit_of, hardware_of, plural, show_path
 from ematrace.report.parts import Block, Content, DataTable, Fold, Paragraph, Values, code, plain_table
 from ematrace.report.speed_charts import context_lines, length_lines, points_of, ratio_bars, share_bars, token_bars
@@ -55,17 +55,10 @@ def folded_run(run: Run) -> Fold:
 
 
 def tables(run: Run) -> list[Content]:
-    """Times with their shares, ratios, and other figures; long ones folded."""
+    """Times with their shares, and other figures; long ones folded. The chart of ratios has every number of them."""
     shown: list[Content] = []
     if run.timed:
         shown.append(fold(times_table(run), len(run.timed), "time"))
-    if run.ratios:
-        cells = [
-            (name, f"{three_digits(median)}x", f"{three_digits(lowest)}–{three_digits(highest)}")
-            for name, (median, lowest, highest) in run.ratios.items()
-        ]
-        table = plain_table(["time over time", "median", "range"], cells, f"Ratios of {run.benchmark}")
-        shown.append(fold(table, len(cells), "ratio"))
     if run.figures:
         pairs = [(name, figure(value)) for name, value in run.figures.items()]
         table = plain_table(["figure", "value"], pairs, f"Other figures of {run.benchmark}")

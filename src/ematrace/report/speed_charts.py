@@ -45,7 +45,7 @@ def share_bars(run: Run, rows: Sequence[Timed]) -> RowChart | None:
             share * timed.timing.median / timed.timing.slowest,
             share * timed.timing.median / timed.timing.fastest,
             percent(share),
-            f"{timed.label}: {percent(share)} of {ceiling}; {in_words(timed)}",
+            f"{percent(share)} of {ceiling}, {in_words(timed)}",
         )
         for timed, ceiling, share in reached
     ]
@@ -62,7 +62,7 @@ def token_bars(rows: Sequence[Timed]) -> RowChart | None:
             timed.tokens / timed.timing.slowest,
             timed.tokens / timed.timing.fastest,
             count(timed.tokens_per_second),
-            f"{timed.label}: {in_words(timed)}",
+            in_words(timed),
         )
         for timed in rows
         if timed.tokens
@@ -74,10 +74,7 @@ def token_bars(rows: Sequence[Timed]) -> RowChart | None:
 
 def ratio_bars(ratios: Mapping[str, Spread]) -> RowChart | None:
     """Times over times, on a logarithmic axis from 1, so that twice and half are equally long."""
-    bars = [
-        Bar(name, spread[0], spread[1], spread[2], times(spread).split()[0], f"{name}: {times(spread)}")
-        for name, spread in ratios.items()
-    ]
+    bars = [Bar(name, spread[0], spread[1], spread[2], times(spread), "") for name, spread in ratios.items()]
     if not bars:
         return None
     axis = log_axis(min(0.95, *(b.low for b in bars)), max(1.05, *(b.high for b in bars)), "{:g}x".format)
@@ -125,7 +122,7 @@ def _lines(lines: Lines, figure_of: Callable[[Timed, float], float]) -> list[Lin
         for at, timed in points:
             low, high = sorted(figure_of(timed, s) for s in (timed.timing.fastest, timed.timing.slowest))
             median = figure_of(timed, timed.timing.median)
-            marks.append(Point(at, median, (low, high), f"{timed.label}: {in_words(timed)}"))
+            marks.append(Point(at, median, (low, high), f"{name}: {in_words(timed)}"))
         drawn.append(Line(name, marks))
     return drawn
 

@@ -1,4 +1,4 @@
-"""Cells as tables: the paper's number, ours, its interval over seeds and, beside it, that over tokens."""
+"""Cells as tables: the paper's number, ours, and its interval over seeds."""
 
 from __future__ import annotations
 
@@ -52,19 +52,18 @@ def measured_rows(data: ReportData, rows: Sequence[Header], columns: Sequence[He
 
 @dataclass(frozen=True)
 class Measured(Part):
-    """Mean, interval over seeds, interval over tokens, and this machine's own run where another is the evidence."""
+    """Mean, interval over seeds, and this machine's own run where another is the evidence."""
 
     selector: Selector
     mean: str
     seeds: str = ""
-    tokens: str = ""
     here: str = ""
     macro = "measured"
 
     @classmethod
     def of(cls, selector: Selector, sample: Sample, own: Sample | None = None) -> Measured:
         decimals = digits(sample.mean)
-        seeds, tokens = over_seeds(sample), sample.over_items
+        seeds = over_seeds(sample)
         here = ""
         if own is not None and own.known:
             ends, places = over_seeds(own), digits(own.mean)
@@ -73,7 +72,6 @@ class Measured(Part):
             selector,
             number(sample.mean, decimals),
             interval(seeds, decimals) if seeds else "",
-            interval(tokens, decimals) if tokens else "",
             here,
         )
 

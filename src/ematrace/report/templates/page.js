@@ -45,8 +45,8 @@ form.hidden = false;
 form.addEventListener("input", show);
 form.addEventListener("submit", (event) => event.preventDefault());
 field("by-order").addEventListener("change", (event) => sort(event.target.value, false));
-sort("order", false);
-show();
+heads[0].setAttribute("aria-sort", "ascending");
+field("count").textContent = `${claims.length} claims`;
 
 // A link to something folded opens it; one to a claim that the filter hides shows all claims.
 function reveal() {
