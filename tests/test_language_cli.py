@@ -458,6 +458,24 @@ def test_code_of_a_folder_runs_only_on_request(run: Path, tmp_path: Path, monkey
     assert mark.exists()
 
 
+def test_export_writes_a_folder_to_share(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "shared"
+    assert call(monkeypatch, "export", str(run), "--out", str(out)) == 0
+    assert "trust_remote_code=True" in capsys.readouterr().out
+    assert {"README.md", "modeling_ematrace.py", "manifest.json", "tokenizer.json"} <= {p.name for p in out.iterdir()}
+    card = (out / "README.md").read_text()
+    assert "| preset | spen-tiny |" in card
+    assert card == (run / "model" / "README.md").read_text()
+    for path in (p for p in out.iterdir() if p.suffix in (".md", ".json", ".py")):
+        assert str(run.parent) not in path.read_text()  # nothing of this machine
+    ours, shared = (load_model(folder)[0].state_dict() for folder in (run / "model", out))
+    assert all(torch.equal(ours[name], tensor) for name, tensor in shared.items())
+    assert call(monkeypatch, "export", str(run), "--out", str(out)) == 2
+    assert "exists already" in capsys.readouterr().err
+
+
 def test_a_run_that_has_no_model_yet_names_its_last_checkpoint(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

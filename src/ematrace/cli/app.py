@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 import ematrace
-from ematrace.cli import bench, check, language, results, train
+from ematrace.cli import bench, check, export, language, results, train
 from ematrace.cli.parsing import parse
 from ematrace.cli.reproduce import Reproduce, reproduce
 from ematrace.names import did_you_mean
@@ -28,6 +28,7 @@ COMMANDS: dict[str, tuple[type[Any], Callable[[Any, Console, Console], None]]] =
     "eval": (train.Eval, train.run),
     "generate": (language.Generate, language.run),
     "stream": (language.Stream, language.run),
+    "export": (export.Export, export.run),
     "check": (check.Check, check.check),
     "bench": (bench.Bench, bench.run),
 }

@@ -24,6 +24,7 @@ from ematrace.train import checkpoints, state
 from ematrace.train.batches import Batches, Ids, MicroBatch, StepBatch, Windows, assemble, read_ahead
 from ematrace.train.config import Recipe, TrainConfig
 from ematrace.train.distributed import World
+from ematrace.train.export import write_card
 from ematrace.train.loss import LanguageModelLoss
 from ematrace.train.schedule import learning_rate
 from ematrace.train.step import Gradients, Step, StepResult, build_step, graph_obstacle
@@ -252,6 +253,7 @@ class Run:
 
             def fill(part: Path) -> None:
                 state.write_model(self.model, weights, self.tokenizer, part)
+                write_card(self.model, self.record, part)
                 text = open_source(self.config.data).text_fingerprint()
                 part_held_out = {name: self.record.get(name) for name in ("validation_share", "held_out_tails")}
                 trained_on = {"text": text, "held_out": self.config.validation is None} | part_held_out
