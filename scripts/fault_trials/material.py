@@ -51,6 +51,11 @@ def config_of(root: Path, out: str) -> Any:
     )
 
 
+def streamed(config: Any) -> Any:
+    """The same with text that is read while training, whose held-out part is kept in the run's folder."""
+    return replace(config, data=f"hf:json:{config.data}", validation=None)
+
+
 class KillAt:
     """Kills its own process with SIGKILL after a step."""
 
@@ -73,6 +78,7 @@ def build(root: Path) -> None:
     train_models(root)
     write_states(root)
     write_spcn(root / "spcn")
+    write_old_formats(root)
     write_cells(root / "cells")
     from ematrace.grammar import reader
 
@@ -102,17 +108,18 @@ def write_text(folder: Path) -> None:
 
 
 def train_models(root: Path) -> None:
-    """`run` finished; `killed` was killed with SIGKILL in the middle."""
+    """`run` finished; `killed` and `streamed` were killed with SIGKILL in the middle."""
     from ematrace.train import train
 
     train(config_of(root, "run"))
     shutil.copytree("run/model", "plain/model")
     Path("plain/model/manifest.json").unlink()
-    child = os.fork()
-    if child == 0:
-        train(replace(config_of(root, "killed")), display=KillAt(KILLED_AT))
-        os._exit(1)
-    os.waitpid(child, 0)
+    for config in (config_of(root, "killed"), streamed(config_of(root, "streamed"))):
+        child = os.fork()
+        if child == 0:
+            train(config, display=KillAt(KILLED_AT))
+            os._exit(1)
+        os.waitpid(child, 0)
 
 
 def write_states(root: Path) -> None:
@@ -138,6 +145,24 @@ def new_spcn(seed: int) -> Any:
 def write_spcn(folder: Path) -> None:
     folder.mkdir()
     new_spcn(0).fit(sentences(40)).save(folder / "model.safetensors")
+
+
+def write_old_formats(root: Path) -> None:
+    """An SPCN and a state of version 0.1: without checksums, so that what is wrong in them must be found elsewhere."""
+    from safetensors import safe_open
+    from safetensors.numpy import load_file, save_file
+
+    for name, old, changes in (
+        ("spcn/model.safetensors", "old_spcn", {}),
+        ("states/frozen/state.safetensors", "old_state", {"format": "ematrace-stream-1"}),
+    ):
+        with safe_open(root / name, framework="numpy") as file:
+            metadata = {key: text for key, text in file.metadata().items() if key != "sha256"} | changes
+        if "config" in metadata:
+            metadata["config"] = json.dumps(json.loads(metadata["config"]) | {"version": 1})
+        tensors = {key: t for key, t in load_file(root / name).items() if key != "predicted"}
+        (root / old).mkdir()
+        save_file(tensors, root / old / Path(name).name, metadata)
 
 
 def write_cells(folder: Path) -> None:

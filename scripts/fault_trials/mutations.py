@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -56,22 +57,27 @@ BYTES: dict[str, Callable[[bytes, random.Random], bytes]] = {
 }
 
 
-def delete(path: Path) -> None:
-    path.unlink()
+def remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink()
 
 
-def to_folder(path: Path) -> None:
-    path.unlink()
-    path.mkdir()
+def to_other_kind(path: Path) -> None:
+    """A folder where a file was, a file where a folder was."""
+    was_folder = path.is_dir()
+    remove(path)
+    path.write_text("x") if was_folder else path.mkdir()
 
 
 def to_dangling_link(path: Path) -> None:
-    path.unlink()
+    remove(path)
     path.symlink_to("nowhere")
 
 
 def to_loop(path: Path) -> None:
-    path.unlink()
+    remove(path)
     path.symlink_to(path.name)
 
 
@@ -84,8 +90,8 @@ def to_link(path: Path) -> None:
 
 DELETED = "deleted"
 PLACES: dict[str, Callable[[Path], None]] = {
-    DELETED: delete,
-    "a folder instead": to_folder,
+    DELETED: remove,
+    "a folder or file instead": to_other_kind,
     "a dangling link instead": to_dangling_link,
     "a link to itself instead": to_loop,
     "a link to a copy instead": to_link,
@@ -93,7 +99,11 @@ PLACES: dict[str, Callable[[Path], None]] = {
 
 
 def damage(path: Path, draw: random.Random) -> str:
-    """Damage the file in one of the ways that suit it, drawn; says which."""
+    """Damage the file or folder in one of the ways that suit it, drawn; says which."""
+    if path.is_dir():
+        way = draw.choice([*PLACES])
+        PLACES[way](path)
+        return f"{path}: {way}"
     data = path.read_bytes()
     ways = [*BYTES] * bool(data) + [*PLACES]
     if has_json(path):
@@ -133,24 +143,38 @@ def change_value(data: bytes, draw: random.Random) -> tuple[bytes, str]:
     """Replace or remove one value, at any depth."""
     top = json.loads(data)
     places = list(_places(top, ()))
-    place = draw.choice(places) if places else ()
+    inner = [place for place in places if _is_json(_value_at(top, place))]
+    place = draw.choice(inner if inner and draw.random() < 0.5 else places) if places else ()
     value = draw.choice(HOSTILE)
     if not place:
         top, what = value, "the whole"
     else:
-        inside = top
-        for key in place[:-1]:
-            inside = inside[key]
+        inside = _value_at(top, place[:-1])
         what = ".".join(str(key)[:30] for key in place)
         if isinstance(inside, dict) and draw.random() < 0.2:
             del inside[place[-1]]
             return json.dumps(top).encode(), f"{what} removed"
         before = inside[place[-1]]
+        if _is_json(before):
+            changed, below = change_value(before.encode(), draw)
+            inside[place[-1]] = changed.decode()
+            return json.dumps(top).encode(), f"{what}: {below}"
         if isinstance(before, int | float) and not isinstance(before, bool) and draw.random() < 0.3:
             value = draw.choice((before + 1, before - 1, before * 2, -before, before / 2))
         inside[place[-1]] = value
     text = json.dumps(top).replace('"@LONG@"', LONG).replace('"@DEEP@"', DEEP)
     return text.encode(), f"{what} = {json.dumps(value)[:40]}"
+
+
+def _value_at(top: Any, place: tuple[Any, ...]) -> Any:
+    for key in place:
+        top = top[key]
+    return top
+
+
+def _is_json(value: Any) -> bool:
+    """Text that is JSON itself, as the header of a safetensors file has it."""
+    return isinstance(value, str) and value.startswith("{") and value.endswith("}")
 
 
 def _places(value: Any, at: tuple[Any, ...]) -> Any:
