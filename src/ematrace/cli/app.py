@@ -60,7 +60,8 @@ def run(arguments: Sequence[str]) -> None:
         if name not in COMMANDS:
             what = "option" if name.startswith("-") else "command"
             known = [*COMMANDS, "--help", "--version"]
-            raise ValueError(f"no {what} {name!r}{did_you_mean(name, known)} `ematrace --help` lists the commands")
+            hint = did_you_mean(name, known) or "; `ematrace --help` lists the commands"
+            raise ValueError(f"no {what} {name!r}{hint}")
         kind, answer = COMMANDS[name]
         command = parse(kind, f"ematrace {name}", rest)
         with shared_processors():
@@ -68,7 +69,7 @@ def run(arguments: Sequence[str]) -> None:
     except BrokenPipeError:
         raise
     except (ValueError, OSError) as error:
-        error_console.print(Text.assemble(("error: ", "red"), str(error)), soft_wrap=True)
+        error_console.print(Text.assemble(("error: ", "red"), in_words(error)), soft_wrap=True)
         raise SystemExit(2) from None
 
 
@@ -79,6 +80,14 @@ def show_overview(console: Console) -> None:
         commands.add_row(f"  {name}", _first_line(kind.__doc__).partition(". ")[0].rstrip("."))
     console.print(_first_line(ematrace.__doc__), "\nusage: ematrace COMMAND ...\n", commands, sep="\n", highlight=False)
     console.print("\nematrace COMMAND --help explains a command.", highlight=False)
+
+
+def in_words(error: ValueError | OSError) -> str:
+    """The error without numbers: which file, and what is wrong with it."""
+    if not isinstance(error, OSError) or error.strerror is None:
+        return str(error)
+    where = error.filename or "standard output"  # whatever else we write has a name
+    return f"{where}: {error.strerror}"
 
 
 def version() -> str:

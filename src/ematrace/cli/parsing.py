@@ -36,10 +36,8 @@ def parse(kind: type[T], prog: str, arguments: Sequence[str]) -> T:
 def wrap(text: str, width: int) -> str:
     """Paragraphs filled to a width; lines that are indented stay as they are.
 
-    >>> print(wrap("A sentence\nover two lines.\n\n    a table  as it is", 30))
-    A sentence over two lines.
-    <BLANKLINE>
-        a table  as it is
+    >>> wrap("\\n".join(["A sentence", "over two lines.", "    a table  as it is"]), 30).splitlines()
+    ['A sentence over two lines.', '    a table  as it is']
     """
     lines: list[str] = []
     for kept, group in groupby(text.splitlines(), lambda line: not line or line.startswith(" ")):
