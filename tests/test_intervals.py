@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from ematrace.intervals import (
+    median_interval,
     newcombe_difference_interval,
     paired_difference_interval,
     seed_interval,
@@ -113,6 +114,19 @@ def test_welch_by_hand():
     assert welch_difference_interval(a, b) == pytest.approx((-4 - half, -4 + half), rel=1e-12)
     half = stats.t.ppf(0.975, 2) * math.sqrt(1 / 3)
     assert welch_difference_interval(a, [1.0] * 5) == pytest.approx((1 - half, 1 + half), rel=1e-12)
+
+
+@pytest.mark.parametrize("confidence", [0.5, 0.95, 0.99])
+def test_median_interval_is_the_narrowest_that_covers(confidence):
+    """Coverage of order statistics is that of a coin: P(k <= heads <= n - k)."""
+    for n in range(1, 41):
+        values = list(range(n, 0, -1))
+        low, high = median_interval(values, confidence)
+        k = 0 if math.isnan(low) else int(low)
+        covered = [stats.binom.cdf(n - j, n, 0.5) - stats.binom.cdf(j - 1, n, 0.5) for j in range(1, n // 2 + 1)]
+        enough = [j for j, share in enumerate(covered, 1) if share >= confidence - 1e-12]
+        assert k == max(enough, default=0)
+        assert math.isnan(high) if not k else high == n + 1 - k
 
 
 def test_seed_interval_edges():

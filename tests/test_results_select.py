@@ -37,12 +37,14 @@ class TestSample:
         assert Sample((0.3,), 100, "nats").interval is None
 
     def test_interval_of_one_timing_is_over_its_repetitions(self) -> None:
-        """`value` is what the experiment says, a median here; the repetitions only say how much it varies."""
+        """And of the same kind as its value: of the mean where that is the mean, of the median where that is."""
         times = (0.9, 1.0, 1.4)
         lo, hi = stats.ttest_1samp(times, 0).confidence_interval(0.95)
-        sample = Sample((1.0,), repetitions=times)
-        assert (sample.mean, sample.draws) == (1.0, times)
-        assert sample.interval == pytest.approx((lo, hi))
+        of_mean, of_median = (Sample((value,), repetitions=times) for value in (1.1, 1.0))
+        assert (of_mean.mean, of_median.mean, of_median.draws) == (1.1, 1.0, times)
+        assert of_mean.interval == pytest.approx((lo, hi))
+        assert of_median.interval is None  # three repetitions bound no median
+        assert Sample((1.0,), repetitions=(*times, 0.5, 1.1, 0.8)).interval == (0.5, 1.4)
         assert Sample((1.0, 1.1), repetitions=times).draws == (1.0, 1.1)
 
     @pytest.mark.parametrize("sample", [Sample((0.3,)), Sample((0.3, math.nan)), Sample(())])

@@ -63,6 +63,24 @@ def seed_interval(values: Values, confidence: float = 0.95) -> Interval:
     return float(low), float(high)
 
 
+def median_interval(values: Values, confidence: float = 0.95) -> Interval:
+    """Interval of the median between two order statistics, whatever the distribution; (nan, nan) for too few values.
+
+    The k-th smallest and the k-th largest, with the largest k for which each tail, P(Binomial(n, 1/2) < k), is at most
+    (1 - confidence) / 2. For 95% it takes six values.
+
+    >>> median_interval([5.0, 1.0, 2.0, 9.0, 3.0, 4.0])
+    (1.0, 9.0)
+    """
+    x = np.sort(_check_values(values))
+    _check_confidence(confidence)
+    k, tail = 0, 0.0
+    while tail + math.comb(x.size, k) / 2**x.size <= (1 - confidence) / 2:
+        tail += math.comb(x.size, k) / 2**x.size
+        k += 1
+    return (float(x[k - 1]), float(x[-k])) if k else (math.nan, math.nan)
+
+
 def paired_difference_interval(a: Values, b: Values, confidence: float = 0.95) -> Interval:
     """Student-t interval of the mean of a - b, where a[i] and b[i] come from the same seed."""
     x, y = _check_values(a), _check_values(b)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cache
+from statistics import fmean
 
-from ematrace.intervals import seed_interval, wilson_interval
+from ematrace.intervals import median_interval, seed_interval, wilson_interval
 
 CONFIDENCE = 0.95
 
@@ -17,7 +18,12 @@ Interval = tuple[float, float]
 class Sample:
     """A value per seed. `n` is how many items each was scored on, the fewest over seeds, if it is an accuracy.
 
-    A single seed may have `repetitions` of a timing: they stand in for seeds in intervals, and only there.
+    A single seed may have `repetitions` of a timing: they stand in for seeds in intervals, and only there. The value of
+    a timing is their mean or their median, and its interval is that of the same.
+
+    >>> sample = Sample((0.25, 0.75))
+    >>> sample.mean, round(sample.sd, 3)
+    (0.5, 0.354)
     """
 
     values: tuple[float, ...]
@@ -57,9 +63,16 @@ class Sample:
 
     @property
     def interval(self) -> Interval | None:
-        """95%: Student over seeds (or repetitions); Wilson over items for a single accuracy; else None."""
+        """95%: Student over seeds (or repetitions); Wilson over items for a single accuracy; else None.
+
+        >>> Sample((2.0,), repetitions=(1.0, 2.0, 2.0, 2.0, 2.0, 2.0, 9.0)).interval  # their median
+        (1.0, 9.0)
+        """
         if not self.known:
             return None
+        if self.draws is not self.values and not math.isclose(self.values[0], fmean(self.draws), rel_tol=1e-9):
+            low, high = median_interval(self.draws, CONFIDENCE)
+            return None if math.isnan(low) else (low, high)
         if len(self.draws) >= 2:
             return (self.mean, self.mean) if self.sd == 0.0 else seed_interval(self.draws, CONFIDENCE)
         return self.over_items

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 import msgspec
 
-from ematrace.files import write_atomically
+from ematrace.files import parse_json, write_atomically
 from ematrace.names import parse_value
 from ematrace.results.provenance import Integer, Line, Provenance
 
@@ -51,7 +51,7 @@ class Metric(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
     """How many items (tokens, sentences) the value was scored on: what an interval within one seed needs."""
     better: Literal["low", "high"] | None = None
     repetitions: tuple[float, ...] = ()
-    """A timing, repeated on the same seed. `value` is their mean or median, as the experiment says."""
+    """A timing, repeated on the same seed. `value` is their mean or median, and its interval is that of the same."""
 
     def __post_init__(self) -> None:
         numbers = (*self.repetitions, *(() if self.value is None else (self.value,)))
@@ -67,7 +67,11 @@ class Metric(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
 
 
 class Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Factors and metrics of one cell; what all cells of a run share stands once in its `CellFile`."""
+    """Factors and metrics of one cell; what all cells of a run share stands once in its `CellFile`.
+
+    >>> Row({"role": "subject"}, {"accuracy": Metric(0.5, unit="accuracy", n=8)}).factors
+    {'role': 'subject'}
+    """
 
     factors: dict[Name, Factor]
     metrics: dict[Name, Metric]
@@ -102,7 +106,8 @@ class CellFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def name(self) -> str:
-        """The file's name, a function of scale, seed and point of the grid, so that a resumed grid finds it."""
+        """The file's name, a function of scale, seed and point of the grid, so that a resumed grid finds it: see
+        `file_name`."""
         return file_name(self.factors, self.seed, self.scale)
 
     def unpack(self) -> list[Cell]:
@@ -208,7 +213,7 @@ def encode_file(file: CellFile) -> bytes:
         rows = ",\n".join(f"    {_dumps(cell)}" for cell in cells)
         lines.append(f'  "cells": [\n{rows}\n  ]' if cells else '  "cells": []')
         data = ("{\n" + ",\n".join(lines) + "\n}\n").encode()
-        _decode(data)  # what cannot be read back is not written
+        decode_file(data)  # what cannot be read back is not written
     except (TypeError, ValueError, RecursionError, OverflowError) as error:
         raise ResultError(f"{file.experiment}: {one_line(error)}") from error
     return data
@@ -219,7 +224,17 @@ def _dumps(value: object) -> str:
 
 
 def decode_file(data: bytes, source: str | Path = "result") -> CellFile:
-    """Parse and check a file's bytes; `source` is the name used in errors."""
+    """Parse and check a file's bytes; `source` is the name used in errors.
+
+    >>> decode_file(b"{}", "seed-0_cpu.json")
+    Traceback (most recent call last):
+    ...
+    ematrace.results.schema.ResultError: seed-0_cpu.json: Object missing required field `schema`
+    """
+    try:
+        parse_json(data, source)  # also refuses keys that are given twice, of which msgspec keeps the last
+    except ValueError as error:
+        raise ResultError(one_line(error)) from None
     try:
         return _decode(data)
     except (ValueError, RecursionError, OverflowError) as error:
@@ -234,16 +249,7 @@ def _decode(data: bytes) -> CellFile:
     schema = msgspec.json.decode(data, type=_Header).schema
     if schema != SCHEMA:
         raise ValueError(f"schema {schema}, this program reads {SCHEMA}")
-    file = msgspec.json.decode(data, type=CellFile)
-    # msgspec keeps the last of two equal keys: a metric would be lost without a word.
-    json.loads(data, object_pairs_hook=_refuse_duplicates)
-    return file
-
-
-def _refuse_duplicates(pairs: list[tuple[str, Any]]) -> None:
-    keys = [key for key, _ in pairs]
-    if len(set(keys)) < len(keys):
-        raise ValueError(f"field {next(k for k in keys if keys.count(k) > 1)!r} is given twice")
+    return msgspec.json.decode(data, type=CellFile)
 
 
 def one_line(error: Exception) -> str:
