@@ -35,8 +35,7 @@ class Generate:
     decoder: Literal["auto", "eager"] = "auto"
     """auto generates with SPEN's decoder where it applies, else with the model; eager is the model itself."""
     mixer: str | None = None
-    """package.module:Class of the mixer that the model's config names, if it is not part of ematrace. Naming it here
-    imports it."""
+    """package.module:Class of the model's mixer, if it is not part of ematrace; naming it here imports it."""
     device: str = "auto"
     """cpu, cuda or cuda:N; auto is a GPU where there is one."""
     trust_remote_code: bool = False
@@ -61,8 +60,7 @@ class Stream:
     decoder: Literal["auto", "eager"] = "auto"
     """auto reads with SPEN's decoder where it applies and is faster; eager is the model itself."""
     mixer: str | None = None
-    """package.module:Class of the mixer that the model's config names, if it is not part of ematrace. Naming it here
-    imports it."""
+    """package.module:Class of the model's mixer, if it is not part of ematrace; naming it here imports it."""
     device: str = "auto"
     """cpu, cuda or cuda:N; auto is a GPU where there is one."""
     trust_remote_code: bool = False

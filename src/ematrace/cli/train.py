@@ -83,8 +83,7 @@ class Eval:
     unigram: Path | None = None
     """Counts of the unigram model beside it (default: those of the model's training text, if it has them)."""
     mixer: str | None = None
-    """package.module:Class of the mixer that the model's config names, if it is not part of ematrace. Naming it here
-    imports it."""
+    """package.module:Class of the model's mixer, if it is not part of ematrace; naming it here imports it."""
     trust_remote_code: bool = False
     """Run Python code that comes with the model."""
     device: str = "auto"
