@@ -28,7 +28,7 @@ from ematrace.train.batches import MicroBatch, read_ahead
 from ematrace.train.checkpoints import list_checkpoints
 from ematrace.train.distributed import World
 from ematrace.train.optimiser import parameter_groups
-from ematrace.train.step import AHEAD, Gradients, GraphedStep, PlainStep, build_step, graph_obstacle
+from ematrace.train.step import AHEAD, Gradients, GraphedStep, PlainStep, _Slot, build_step, graph_obstacle
 from train_support import GPT2, curve, digest, environment, tiny_config, write_text
 
 SHAPE = (2, 3, 5)  # micro-batches, sequences, tokens + 1
@@ -147,6 +147,24 @@ def test_after_draining_nothing_is_in_flight() -> None:
     step.drain()
     step.launch(third, rates(3)[2])
     assert step.finish(0) == expected[2]
+
+
+def test_a_queued_step_is_timed_by_the_device_from_the_one_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The CPU may read it late, or two at once; a step that follows a pause has none before it."""
+    ends: dict[int, float] = {}
+    monkeypatch.setattr(_Slot, "record", lambda slot: ends.update({id(slot): float(len(launched) ** 2)}))
+    monkeypatch.setattr(_Slot, "seconds_since", lambda slot, earlier: ends[id(slot)] - ends[id(earlier)])
+    step, launched, seconds = GraphedStep(gradients(), SHAPE, warmed_up), [], []
+    for pause, batch in enumerate(batches(3 * (AHEAD + 2))):
+        launched.append(batch)
+        step.launch(batch, 0.1)
+        if pause % (AHEAD + 2) > 1:
+            seconds.append(step.finish(0).seconds)
+        if pause % (AHEAD + 2) == AHEAD + 1:
+            seconds += [step.finish(0).seconds for _ in range(2)]
+    n = len(launched)
+    expected = [None if (i - 1) % (AHEAD + 2) == 0 else i**2 - (i - 1) ** 2 for i in range(1, n + 1)]
+    assert seconds == expected
 
 
 def test_plain_step_leaves_the_weights_alone_when_the_loss_is_not_finite() -> None:

@@ -113,6 +113,8 @@ def blocks_of(model: nn.Module) -> list[nn.Module]:
 
 def distribute(loss: nn.Module, world: World, parallel: Parallel, *, bfloat16: bool, compiled: bool) -> nn.Module:
     """The loss module, compiled where asked, with its gradients averaged over processes."""
+    if compiled:
+        torch.compiler.reset()  # of earlier models in this process: from the eighth on, torch would give up compiling
     if parallel == "fsdp" and world.size > 1:
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard

@@ -148,7 +148,8 @@ class Run:
                 self._refuse_non_finite(result, oldest.step)
                 begun, finished_at = max(oldest.at, finished_at), time.perf_counter()
                 self.step, self.data_position = oldest.step, oldest.batch.position
-                yield _update(oldest, result, finished_at - begun)
+                # The CPU may read two steps at once that the device finished one after the other.
+                yield _update(oldest, result, finished_at - begun if result.seconds is None else result.seconds)
 
     def _pauses(self, step: int) -> bool:
         """Whether the weights after this step are looked at before the next one is launched."""
@@ -188,12 +189,12 @@ class Run:
             yield assemble(windows, starts if self.config.reset_at_documents else None)
 
     def validate(self) -> float:
-        """Mean cross-entropy over the validation windows, each process its share."""
+        """Mean cross-entropy over the validation windows, each process its share. Not compiled: that takes longer."""
         batches = list(self._validation_batches())
         rounds = -(-len(batches) // self.world.size)
         mine: list[float] = []
         self.loss.eval()
-        with torch.no_grad(), self.gradients.autocast():
+        with torch.no_grad(), self.gradients.autocast(), torch.compiler.set_stance("force_eager"):
             for i in range(self.world.rank * rounds, (self.world.rank + 1) * rounds):
                 # Sharded weights are gathered together: a process that has nothing left repeats a batch.
                 micro = batches[min(i, len(batches) - 1)].to(self.world.device)

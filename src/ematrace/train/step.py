@@ -39,6 +39,8 @@ class StepResult:
     grad_norm: float
     stop: int
     """Number of the signal that some process received, or 0."""
+    seconds: float | None = None
+    """Of a step that was queued behind another: from the end of that one to its own, by the device's clock."""
 
     def not_finite(self) -> tuple[str, float] | None:
         """Name and value of the first number that is NaN or infinite; the weights were then left alone."""
@@ -133,7 +135,8 @@ class _Slot:
         # Copies from and to pinned memory run on the device's own time.
         self.ids = torch.empty(ids.shape, dtype=ids.dtype, pin_memory=on_gpu)
         self.numbers = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=on_gpu)
-        self._done = torch.cuda.Event(blocking=True) if on_gpu else None  # blocking: sleep, do not spin
+        # blocking: sleep, do not spin
+        self._done = torch.cuda.Event(blocking=True, enable_timing=True) if on_gpu else None
 
     def record(self) -> None:
         if self._done is not None:
@@ -142,6 +145,12 @@ class _Slot:
     def wait(self) -> None:
         if self._done is not None:
             self._done.synchronize()
+
+    def seconds_since(self, earlier: _Slot) -> float | None:
+        """Once both have been waited for."""
+        if self._done is None or earlier._done is None:
+            return None
+        return float(earlier._done.elapsed_time(self._done)) / 1000
 
 
 class GraphedStep:
@@ -160,8 +169,10 @@ class GraphedStep:
         self._ids = torch.zeros(shape, dtype=torch.int64, device=device)
         self._lr = torch.zeros((), device=device)
         self._numbers = torch.zeros(2 * shape[0] + 1, dtype=torch.float64, device=device)
-        self._slots = cycle([_Slot(self._ids, self._numbers) for _ in range(self.ahead + 1)])
+        # One for each step in flight, and the last one that was finished.
+        self._slots = cycle([_Slot(self._ids, self._numbers) for _ in range(self.ahead + 2)])
         self._in_flight: deque[_Slot] = deque()
+        self._last: _Slot | None = None
         # 1 from the first step on whose numbers are not finite. It is 1 while the step is prepared, so that AdamW makes
         # its state but changes nothing.
         self._failed = torch.ones((), device=device)
@@ -193,6 +204,8 @@ class GraphedStep:
                 group["lr"], group["capturable"] = 0.0, False
 
     def launch(self, batch: Sequence[MicroBatch], lr: float) -> None:
+        if not self._in_flight:
+            self._last = None  # the device was idle: what came between does not count
         slot = next(self._slots)
         for row, micro in zip(slot.ids, batch, strict=True):
             row.copy_(micro.ids)
@@ -207,7 +220,9 @@ class GraphedStep:
         slot = self._in_flight.popleft()
         slot.wait()
         *measured, grad_norm = slot.numbers.tolist()
-        return StepResult(measured[0::2], measured[1::2], grad_norm, stop)
+        seconds = None if self._last is None else slot.seconds_since(self._last)
+        self._last = slot
+        return StepResult(measured[0::2], measured[1::2], grad_norm, stop, seconds)
 
     def drain(self) -> None:
         while self._in_flight:
