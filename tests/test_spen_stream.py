@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import math
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from ematrace.spen import PGHU, SpenConfig, SpenForCausalLM, SpenStream
@@ -197,6 +199,95 @@ def test_a_saved_stream_continues_exactly(tmp_path: Any, predictor: str, reads: 
     loaded = SpenStream(model, pghu).load(path)
     assert loaded.cache.seen_tokens == 12
     assert torch.equal(streamed_logits(loaded, ids[:, 12:]), expected)
+
+
+def test_a_loaded_state_lies_in_memory_as_a_fresh_one(tmp_path: Path) -> None:
+    """Matmuls may round in another order where memory is aligned otherwise: a PGHU state went on with other logits."""
+    for seed in range(5):
+        model, rule, ids = make_model(torch.float32, seed=seed, d_model=16), PGHU(eta=0.05), tokens(1, 16, seed=seed)
+        stream = SpenStream(model, rule)
+        stream.feed(ids[:, :12])
+        loaded = SpenStream(model, rule).load(stream.save(tmp_path / "state.safetensors"))
+        states = [t for block in loaded.cache.blocks for t in block]
+        fast = [t for weights in loaded.fast_weights for t in (weights.delta, weights.variance)]
+        assert all(t.data_ptr() % 64 == 0 and t.is_contiguous() for t in (*states, *fast))
+        assert torch.equal(streamed_logits(loaded, ids[:, 12:]), streamed_logits(stream, ids[:, 12:]))
+
+
+@pytest.mark.parametrize("pghu", [None, PGHU()])
+def test_a_loaded_stream_knows_what_it_predicted(tmp_path: Path, pghu: PGHU | None) -> None:
+    model, ids = make_model(), tokens(2, 12)
+    whole = SpenStream(model, pghu).surprise(ids).nats
+    stream = SpenStream(model, pghu)
+    first = stream.surprise(ids[:, :5]).nats
+    rest = SpenStream(model, pghu).load(stream.save(tmp_path / "state.safetensors")).surprise(ids[:, 5:]).nats
+    torch.testing.assert_close(torch.cat([first, rest], 1), whole, rtol=0, atol=1e-10, equal_nan=True)
+    for t in range(5):  # the same after single steps
+        stream.step(ids[:, t])
+    assert not stream.surprise(ids[:, 5:]).nats.isnan().any()
+
+
+def test_changing_logits_in_place_leaves_the_prediction_alone() -> None:
+    model, ids = make_model(), tokens(1, 3)
+    expected = SpenStream(model).surprise(ids).nats[0, 2]
+    stream = SpenStream(model, decoder=None)
+    for t in range(2):
+        stream.step(ids[:, t]).div_(0.1)
+    torch.testing.assert_close(stream.surprise(ids[:, 2:]).nats[0, 0], expected)
+
+
+def rewritten(path: Path, metadata: dict[str, str], tensors: dict[str, torch.Tensor]) -> Path:
+    """A state file with other content, of the format without checksum unless `metadata` says otherwise."""
+    with safe_open(path, "pt") as file:
+        kept = {name: text for name, text in file.metadata().items() if name != "sha256"}
+    content = {name: t for name, t in {**load_file(path), **tensors}.items() if t.numel()}
+    save_file(content, path, {**kept, "format": "ematrace-stream-1", **metadata})
+    return path
+
+
+@pytest.mark.parametrize(
+    ("metadata", "tensors", "message"),
+    [
+        ({}, {"0.traces": torch.full((3, 1, 24), torch.nan)}, "tensor '0.traces': holds numbers that are not finite"),
+        ({}, {"0.traces": torch.zeros(3, 1, 25)}, r"tensor '0.traces': torch.float32 \[3, 1, 25\], should be"),
+        ({}, {"0.traces": torch.zeros(3, 1, 24, dtype=torch.int64)}, "tensor '0.traces': torch.int64"),
+        ({}, {"1.traces": torch.zeros(0)}, "tensor '1.traces': missing"),
+        ({}, {"9.traces": torch.zeros(3, 1, 24)}, "tensor '9.traces': unknown"),
+        ({}, {"1.fast.delta": torch.zeros(1, 24, 23)}, "tensor '1.fast.delta'"),
+        ({}, {"predicted": torch.zeros(1, 3)}, "tensor 'predicted'"),
+        ({"seen_tokens": "-3"}, {}, "seen_tokens is '-3'"),
+        ({"seen_tokens": "9" * 5000}, {}, "seen_tokens is '999"),
+        ({"seen_tokens": "0"}, {}, "tensor '0.fast.base_scale': unknown"),
+        ({"format": "x"}, {}, "format is 'x'"),
+        ({"format": "ematrace-stream-with-checksum-2"}, {}, "does not match its checksum"),
+        ({"model": "x"}, {}, "model is x"),
+    ],
+)
+def test_hostile_states_are_refused(
+    metadata: dict[str, str], tensors: dict[str, torch.Tensor], message: str, tmp_path: Path
+) -> None:
+    model = make_model(torch.float32)
+    stream = SpenStream(model, PGHU())
+    stream.feed(tokens(1, 5))
+    path = rewritten(stream.save(tmp_path / "state.safetensors"), metadata, tensors)
+    with pytest.raises(ValueError, match=message) as refusal:
+        SpenStream(model, PGHU()).load(path)
+    assert str(refusal.value).startswith(f"{path}: ")
+    assert "\n" not in str(refusal.value)
+
+
+def test_no_byte_of_a_state_can_change_unnoticed(tmp_path: Path) -> None:
+    model = make_model(torch.float32, d_model=4, d_ff=8, n_layers=1, n_heads=2, vocab_size=8, k=2)
+    stream = SpenStream(model)
+    stream.feed([1, 2, 3])
+    path = stream.save(tmp_path / "state.safetensors")
+    content = path.read_bytes()
+    for at in range(len(content)):
+        path.write_bytes(content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :])
+        with pytest.raises(ValueError, match=r"^.*state\.safetensors: "):
+            SpenStream(model).load(path)
+    path.write_bytes(content)
+    SpenStream(model).load(path)
 
 
 @pytest.mark.parametrize("pghu", [None, PGHU(eta=0.05)])

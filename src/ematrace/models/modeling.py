@@ -23,6 +23,7 @@ from ematrace.models.padding import padding_order, positions_of
 from ematrace.ops import linear_cross_entropy
 
 T = TypeVar("T")
+Output = TypeVar("Output", bound=ModelOutput)
 
 
 @dataclass
@@ -89,6 +90,11 @@ class SkeletonPreTrainedModel(PreTrainedModel):
             fresh = dict(mixer_of(self.config).named_buffers()) if names else {}
             for name in names:
                 block.mixer.get_buffer(name).copy_(fresh[name])
+
+    def _as_asked(self, output: Output, return_dict: bool | None) -> Output | tuple[Any, ...]:
+        by_name = self.config.return_dict if return_dict is None else return_dict
+        parts: tuple[Any, ...] = output.to_tuple()
+        return output if by_name else parts
 
     @classmethod
     def upgrade_names(cls, tensors: Mapping[str, T]) -> dict[str, T]:
@@ -169,8 +175,7 @@ class SkeletonModel(SkeletonPreTrainedModel):
             hidden_states=tuple(hidden_states) if output_hidden_states else None,
             aux_loss=torch.stack(balance).mean() if balance else None,
         )
-        return_dict = self.config.return_dict if return_dict is None else return_dict
-        return output if return_dict else output.to_tuple()
+        return self._as_asked(output, return_dict)
 
 
 class SkeletonForCausalLM(SkeletonPreTrainedModel, GenerationMixin):
@@ -246,8 +251,7 @@ class SkeletonForCausalLM(SkeletonPreTrainedModel, GenerationMixin):
             cross_entropy=cross_entropy,
             aux_loss=output.aux_loss,
         )
-        return_dict = self.config.return_dict if return_dict is None else return_dict
-        return result if return_dict else result.to_tuple()
+        return self._as_asked(result, return_dict)
 
     def _cross_entropy(self, hidden: Tensor, targets: Tensor, n_targets: int | Tensor | None) -> Tensor:
         if n_targets is None:
