@@ -169,7 +169,7 @@ class TestPage:
 
     def test_paper_values_come_from_the_claims(self, full: Store, tmp_path: Path) -> None:
         claims = one_claim(figure=(PaperFigure(L0_WITHIN, 0.123, "accuracy"),))
-        papers = [text for _, text in Reader(render(full, tmp_path, claims=claims)).all("td", **{"class": "num paper"})]
+        papers = [text for _, text in Reader(render(full, tmp_path, claims=claims)).all("td", **{"class": "paper"})]
         assert [text for text in papers if text] == [".123"]
 
     def test_every_predicate_with_its_numbers_and_share(self, reader: Reader, data: ReportData) -> None:
@@ -184,12 +184,13 @@ class TestPage:
 
     def test_cells_of_a_table_name_their_column(self, reader: Reader, data: ReportData) -> None:
         """On a phone there is no head: each cell says what it is."""
-        labels = [a.get("data-label") for a, _ in reader.all("td", **{"class": "num paper"})]
+        labels = [a.get("data-label") for a, _ in reader.all("td", **{"class": "paper"})]
         assert labels
         assert all(str(label).endswith("paper") for label in labels)
-        for attributes, _ in reader.all("td"):
-            if str(attributes.get("class", "")).startswith("num"):
-                assert attributes["data-label"]
+        bare = [
+            text for a, text in reader.all("td") if "data-label" not in a and a.get("class") != "said" and text.strip()
+        ]
+        assert all("predicate" in text for text in bare)  # what opens under a claim
 
     def test_marks_of_a_chart_are_the_samples(self, data: ReportData, cells: list[StoredCell]) -> None:
         chart = chart_of(data, "representations")

@@ -32,7 +32,7 @@ PAYLOADS = (
 SAFE_TAGS = """
     html head meta title style body script a main header section footer nav h1 h2 h3 p ul li dl dt dd div span strong b
     i cite dfn code br table colgroup col thead tbody tr th td details summary figure figcaption form label select
-    option input output svg defs circle path use line rect text
+    small option input output svg defs circle path use line rect text
 """
 SAFE_ATTRIBUTES = """
     lang charset name content http-equiv class id href title aria-label aria-hidden role tabindex scope colspan rowspan

@@ -1,7 +1,8 @@
 """Small charts as SVG that needs no script: dots and bars in rows, and lines.
 
-Horizontal places are percentages and vertical ones pixels, so a chart takes any width without scaling its text.
-Colours and shapes of a series are CSS classes and symbols of the page (`s0`, `s1`, ...).
+No number is in a chart alone: tables have them all, or the text beside the marks. Horizontal places are percentages
+and vertical ones pixels, so a chart takes any width without scaling its text. Colours and shapes of a series are CSS
+classes and symbols of the page (`s0`, `s1`, ...).
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import ClassVar, TypeAlias
 
-from ematrace.report.formatting import decimals_for, interval, number, over_seeds
 from ematrace.report.parts import Part
 from ematrace.results import Interval, Sample
 
@@ -27,12 +27,9 @@ PLANE_LEFT = 11.0  # percent, for the numbers of the y axis
 
 @dataclass(frozen=True)
 class Mark:
-    """A point of a series; `title` is shown on hover."""
-
     x: float
     y: float
     style: int
-    title: str
     hollow: bool = False
     kind: ClassVar[str] = "mark"
 
@@ -177,16 +174,6 @@ class Series:
     papers: Sequence[float | None] = ()
 
 
-def hover(sample: Sample) -> str:
-    """The mean and its interval; the tables have the rest.
-
-    >>> hover(Sample((0.5, 0.5)))
-    '.500'
-    """
-    ends = over_seeds(sample)
-    return number(sample.mean) + (f" ({interval(ends, decimals_for(sample.mean))})" if ends else "")
-
-
 def dot_chart(
     caption: str,
     labels: Sequence[str],
@@ -208,10 +195,10 @@ def dot_chart(
             y = 8 + LANE_PX * lane
             sample, paper = one.samples[i], one.papers[i] if one.papers else None
             if paper is not None:
-                shapes.append(Mark(axis.percent(paper), y, lane, f"{one.name}: paper {number(paper)}", True))
+                shapes.append(Mark(axis.percent(paper), y, lane, hollow=True))
             if sample is not None and sample.known:
                 shapes += _whisker(axis, sample.interval, y, lane)
-                shapes.append(Mark(axis.percent(sample.mean), y, lane, f"{one.name}: {hover(sample)}"))
+                shapes.append(Mark(axis.percent(sample.mean), y, lane))
         apart = bool(groups) and i > 0 and groups[i] != groups[i - 1]
         rows.append(Row(label, shapes, height, values[i] if values else "", apart))
     keys = [Key(one.name, lane) for lane, one in enumerate(shown)] if len(shown) > 1 else []
@@ -228,14 +215,14 @@ def _whisker(axis: Axis, ends: Interval | None, y: float, lane: int) -> list[Sha
 
 @dataclass(frozen=True)
 class Bar:
-    """Its value, the range over repetitions, the text beside it and the one on hover."""
+    """Its value, the range over repetitions, the text beside it and, if any, one on hover."""
 
     label: str
     value: float
     low: float
     high: float
     text: str
-    hover: str
+    hover: str = ""
 
 
 def bar_chart(
@@ -268,8 +255,7 @@ def bar_chart(
 class Point:
     x: float
     y: float
-    ends: Interval | None
-    title: str
+    ends: Interval | None = None
 
 
 @dataclass(frozen=True)
@@ -328,7 +314,7 @@ class LineChart(Part):
                 (_, low), (_, high) = (self.place(point.x, end) for end in point.ends)
                 shapes.append(Segment(x, low, x, high, f"s{style}"))
             if line.marks:
-                shapes.append(Mark(x, y, style, point.title, hollow))
+                shapes.append(Mark(x, y, style, hollow))
         return shapes
 
 

@@ -95,7 +95,7 @@ def _row(
             cells.append(paper_cell(entry.paper))
         cells.append(ours_cell(selector, entry.sample, entry.own))
     counts = dict.fromkeys(seed_count(entry.sample) for entry in entries.values() if entry.sample is not None)
-    return TableRow([*cells, TableCell(", ".join(counts), "num quiet")])
+    return TableRow([*cells, TableCell(", ".join(counts), "quiet")])
 
 
 def factor_text(value: Factor) -> str:

@@ -15,6 +15,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 MAX_DEPTH = 6  # of nested settings; a result file may nest them a thousand deep
+LISTED = 1  # levels of settings with a line for each name; deeper ones stand in one line
 
 
 @cache
@@ -117,7 +118,7 @@ class Values(Part):
         return [(str(name), self._shown(value)) for name, value in self.values.items()]
 
     def _shown(self, value: object) -> Content:
-        if isinstance(value, Mapping) and value and self.depth < MAX_DEPTH:
+        if isinstance(value, Mapping) and value and self.depth < LISTED:
             return Values(value, self.depth + 1)
         return value_text(value, self.depth)
 
@@ -129,7 +130,7 @@ def value_text(value: object, depth: int = 0) -> str:
     if isinstance(value, list | tuple):
         return ", ".join(value_text(v, depth + 1) for v in value) or "none"
     if isinstance(value, Mapping):
-        return ", ".join(f"{name}: {value_text(v, depth + 1)}" for name, v in value.items()) or "–"
+        return "; ".join(f"{name} {value_text(v, depth + 1)}" for name, v in value.items()) or "–"
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, float):
@@ -192,12 +193,9 @@ class DataTable(Part):
 
 
 def plain_table(
-    heads: Sequence[str],
-    rows: Sequence[Sequence[Content]],
-    label: str,
-    cells: Literal["num", "line", "words"] = "num",
+    heads: Sequence[str], rows: Sequence[Sequence[Content]], label: str, style: Literal["", "words"] = ""
 ) -> DataTable:
-    """A row's name, and cells that are all numbers, single lines or text."""
-    head = TableRow([TableCell(h, cells if i else "", "col") for i, h in enumerate(heads)])
-    body = [TableRow([TableCell(row[0], scope="row"), *(TableCell(c, cells) for c in row[1:])]) for row in rows]
-    return DataTable(label, [head], body, f"figures {cells}")
+    """A row's name, and cells that are all numbers or, in the style `words`, text."""
+    head = TableRow([TableCell(h, "" if i else "line", "col") for i, h in enumerate(heads)])
+    body = [TableRow([TableCell(row[0], scope="row"), *map(TableCell, row[1:])]) for row in rows]
+    return DataTable(label, [head], body, f"figures {style}".strip())

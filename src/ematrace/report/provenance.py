@@ -184,7 +184,7 @@ def _files_table(data: ReportData, groups: Sequence[Files]) -> DataTable:
             ]
         )
     heads = ("files", "origin", "scale", "seeds", "commit", "date", "time", "memory")
-    return plain_table(heads, rows, "Result files", "line")
+    return plain_table(heads, rows, "Result files", "words")
 
 
 def _tables_in_force(data: ReportData) -> list[Table]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from ematrace.bench import Run, Spread, Timed, label
-from ematrace.bench.tables import count, duration, duration_range, percent, three_digits, times
+from ematrace.bench.tables import count, duration, percent, three_digits, times
 from ematrace.report.charts import (
     MOST_TICKS,
     Axis,
@@ -45,9 +45,8 @@ def share_bars(run: Run, rows: Sequence[Timed]) -> RowChart | None:
             share * timed.timing.median / timed.timing.slowest,
             share * timed.timing.median / timed.timing.fastest,
             percent(share),
-            f"{percent(share)} of {ceiling}, {in_words(timed)}",
         )
-        for timed, ceiling, share in reached
+        for timed, _, share in reached
     ]
     axis = linear_axis(0.0, max(1.0, *(bar.high for bar in bars)), "{:.0%}".format)
     groups = [f"of the measured {ceiling} rate" for _, ceiling, _ in reached]
@@ -62,7 +61,6 @@ def token_bars(rows: Sequence[Timed]) -> RowChart | None:
             timed.tokens / timed.timing.slowest,
             timed.tokens / timed.timing.fastest,
             count(timed.tokens_per_second),
-            in_words(timed),
         )
         for timed in rows
         if timed.tokens
@@ -74,7 +72,7 @@ def token_bars(rows: Sequence[Timed]) -> RowChart | None:
 
 def ratio_bars(ratios: Mapping[str, Spread]) -> RowChart | None:
     """Times over times, on a logarithmic axis from 1, so that twice and half are equally long."""
-    bars = [Bar(name, spread[0], spread[1], spread[2], times(spread), "") for name, spread in ratios.items()]
+    bars = [Bar(name, spread[0], spread[1], spread[2], times(spread)) for name, spread in ratios.items()]
     if not bars:
         return None
     axis = log_axis(min(0.95, *(b.low for b in bars)), max(1.05, *(b.high for b in bars)), "{:g}x".format)
@@ -87,7 +85,7 @@ def length_lines(lines: Lines) -> LineChart:
     longest, last = next(iter(lines.values()))[-1]
     lengths = [at for points in lines.values() for at, _ in points]
     seconds = [s for points in lines.values() for _, t in points for s in (t.timing.fastest, t.timing.slowest)]
-    guide = [Point(end, last.timing.median * end / longest, None, "") for end in (min(lengths), max(lengths))]
+    guide = [Point(end, last.timing.median * end / longest) for end in (min(lengths), max(lengths))]
     drawn = [*_lines(lines, lambda timed, s: s), Line("proportional to length", guide, marks=False)]
     y_axis = log_axis(min(seconds), max(seconds), lambda s: duration(s).replace(".00", "").replace(".0", ""))
     return LineChart("Time against length", drawn, _length_axis(lengths), y_axis, "length in tokens", "time")
@@ -122,11 +120,6 @@ def _lines(lines: Lines, figure_of: Callable[[Timed, float], float]) -> list[Lin
         for at, timed in points:
             low, high = sorted(figure_of(timed, s) for s in (timed.timing.fastest, timed.timing.slowest))
             median = figure_of(timed, timed.timing.median)
-            marks.append(Point(at, median, (low, high), f"{name}: {in_words(timed)}"))
+            marks.append(Point(at, median, (low, high)))
         drawn.append(Line(name, marks))
     return drawn
-
-
-def in_words(timed: Timed) -> str:
-    tokens = f", {count(timed.tokens_per_second)} tokens/s" if timed.tokens else ""
-    return f"{duration(timed.timing.median)} ({duration_range(timed.timing)}){tokens}"

@@ -78,12 +78,12 @@ class Measured(Part):
 
 def ours_cell(selector: Selector, sample: Sample | None, own: Sample | None = None) -> TableCell:
     if sample is None or not sample.known:
-        return TableCell("–", "num none")
-    return TableCell(Measured.of(selector, sample, own), "num")
+        return TableCell("–", "none")
+    return TableCell(Measured.of(selector, sample, own))
 
 
 def paper_cell(paper: float | None) -> TableCell:
-    return TableCell("" if paper is None else number(paper), "num paper")
+    return TableCell("" if paper is None else number(paper), "paper")
 
 
 def measure_table(data: ReportData, rows: Sequence[Header], columns: Sequence[Header], label: str) -> DataTable | None:
@@ -106,7 +106,7 @@ def measure_table(data: ReportData, rows: Sequence[Header], columns: Sequence[He
             if sample is not None:
                 counts[seed_count(sample)] = None
         # The columns of a row can come from experiments with different seeds: all counts, in the order of the columns.
-        cells.append(TableCell(", ".join(counts), "num quiet"))
+        cells.append(TableCell(", ".join(counts), "quiet"))
         first = i > 0 and row.group != rows[i - 1].group
         body.append(TableRow(cells, "first" if first else ""))
     # Many columns: the intervals go under the means.
@@ -119,15 +119,15 @@ def paired_head(
 ) -> list[TableRow]:
     """`names` of the first columns, the metrics, `count`; "paper" and "ours" in a line of their own where both are."""
     depth = 2 if any(papers) else 1
-    top = [TableCell(name, scope="col" if name else "", rowspan=depth) for name in names]
+    top = [TableCell(name, "line", "col" if name else "", rowspan=depth) for name in names]
     second = []
     for column, has_paper in zip(columns, papers, strict=True):
         if has_paper:
-            top.append(TableCell(column.label, "num", "colgroup", colspan=2))
-            second += [TableCell(word, "num", "col") for word in ("paper", "ours")]
+            top.append(TableCell(column.label, scope="colgroup", colspan=2))
+            second += [TableCell(word, scope="col") for word in ("paper", "ours")]
         else:
-            top.append(TableCell(column.label, "num", "col", rowspan=depth))
-    top.append(TableCell(count, "num", "col", rowspan=depth))
+            top.append(TableCell(column.label, scope="col", rowspan=depth))
+    top.append(TableCell(count, scope="col", rowspan=depth))
     return [TableRow(top), *([TableRow(second)] if second else [])]
 
 
@@ -147,16 +147,16 @@ def value_table(data: ReportData, selectors: Mapping[str, Selector], label: str)
                     TableCell(name, scope="row"),
                     *([paper_cell(data.paper(selector))] if papers else []),
                     mean,
-                    TableCell(interval(over_seeds(sample), decimals), "num quiet"),
-                    TableCell(interval(sample.over_items, decimals), "num quiet"),
-                    TableCell(seed_count(sample), "num quiet"),
-                    TableCell("–" if sample.n is None else f"{sample.n:,}", "num quiet"),
+                    TableCell(interval(over_seeds(sample), decimals), "quiet"),
+                    TableCell(interval(sample.over_items, decimals), "quiet"),
+                    TableCell(seed_count(sample), "quiet"),
+                    TableCell("–" if sample.n is None else f"{sample.n:,}", "quiet"),
                 ]
             )
         )
-    head = TableRow([TableCell(h, "num" if i else "", "col") for i, h in enumerate(heads)])
+    head = TableRow([TableCell(h, "" if i else "line", "col") for i, h in enumerate(heads)])
     return DataTable(label, [head], body, "figures names")
 
 
 def _without_intervals(cell: Measured) -> TableCell:
-    return TableCell(Measured(cell.selector, cell.mean, here=cell.here), "num")
+    return TableCell(Measured(cell.selector, cell.mean, here=cell.here))

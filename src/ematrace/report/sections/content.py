@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from ematrace.report.charts import Axis, Line, LineChart, Point, dot_chart, hover, linear_axis
+from ematrace.report.charts import Axis, Line, LineChart, Point, dot_chart, linear_axis
 from ematrace.report.data import ReportData
 from ematrace.report.parts import Block, Content
 from ematrace.report.sections.accuracy import column_series
@@ -70,15 +70,11 @@ def lag_chart(data: ReportData, trace: str, readers: Mapping[str, str], caption:
     lines = []
     for way, name in readers.items():
         found = {k: data.sample(Selector("lag_decoding", "word_accuracy", {**ways[way], "lag": k})) for k in lags}
-        points = [
-            Point(k, f.mean, f.interval, f"{name}, {k} back: {hover(f)}")
-            for k, f in found.items()
-            if f is not None and f.known
-        ]
+        points = [Point(k, f.mean, f.interval) for k, f in found.items() if f is not None and f.known]
         lines += [Line(name, points)] if points else []
     role = data.sample(Selector("lag_decoding", "role_accuracy", _probe(trace)))
     if role is not None and role.known:
-        ends = [Point(k, role.mean, None, "") for k in (min(lags), max(lags))]
+        ends = [Point(k, role.mean) for k in (min(lags), max(lags))]
         lines.append(Line("role of the word now", ends, marks=False))
     x_axis = Axis(min(lags), max(lags), lags, label="{:g}".format)
     return LineChart(caption, lines, x_axis, linear_axis(0.0, 1.0), "words back", "accuracy")
