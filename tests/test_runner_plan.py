@@ -182,6 +182,11 @@ def test_a_setting_that_no_experiment_has_is_refused(change):
         make_plan(Request(("position",), settings=(change,)))
 
 
+def test_a_misspelt_setting_is_suggested():
+    with pytest.raises(ValueError, match=r"'sentences.trian'; did you mean sentences.train\?"):
+        make_plan(Request(("position",), settings=("sentences.trian=40",)))
+
+
 def test_changed_settings_stand_in_the_unit():
     (unit,) = make_plan(Request(("position",), settings=("sentences.train=40", "spcn.widths=[64, 32]"))).units
     assert unit.settings["sentences"]["train"] == 40

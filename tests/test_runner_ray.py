@@ -25,17 +25,17 @@ from ray.cluster_utils import Cluster
 from ematrace.experiments.runner import Request, make_plan, run
 
 here = {"include_dashboard": False, "node_ip_address": "127.0.0.1", "object_store_memory": 80_000_000}
-cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, **here})
-nodes = [cluster.add_node(num_cpus=1, **{k: v for k, v in here.items() if k != "include_dashboard"}) for _ in range(2)]
+cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, **here})
+other = cluster.add_node(num_cpus=1, **{k: v for k, v in here.items() if k != "include_dashboard"})
 ray.init(address=cluster.address, log_to_driver=False, logging_level="error")
-request = Request(("./squares.py",), seeds=4, out=Path("out"), engine="ray", settings=("sleep=0.4",))
+request = Request(("./squares.py",), seeds=3, out=Path("out"), engine="ray", settings=("sleep=0.3",))
 done = []
 
 
 def written(unit, path):
     done.append(unit)
-    if len(done) == 3:
-        cluster.remove_node(nodes[0], allow_graceful=False)
+    if len(done) == 2:
+        cluster.remove_node(other, allow_graceful=False)
         print("killed after", *(f"{u.factors['width']}-{u.seed}" for u in done), flush=True)
 
 
@@ -78,21 +78,21 @@ def python(code: str, folder: Path, seconds: float = 120) -> subprocess.Complete
 
 
 def test_a_machine_that_dies_half_way_loses_nothing_and_repeats_nothing(tmp_path):
-    """Eight units, each in a job of its own; the third that is done ends one of the two machines."""
+    """Six units, each in a job of its own; the second that is done ends one of the two machines."""
     write_own(tmp_path)
     done = python(KILL_A_NODE, tmp_path)
     assert done.returncode == 0, done.stderr
     (killed,) = [line for line in done.stdout.splitlines() if line.startswith("killed")]
-    assert "8 {}" in done.stdout.splitlines()
+    assert "6 {}" in done.stdout.splitlines()
     files = files_in(tmp_path / "out")
-    assert len(files) == 8
+    assert len(files) == 6
     assert all(f.cells[0].metrics["area"].value == f.factors["width"] ** 2 + f.seed for f in files.values())
     begun = {name: n for name, n in executions(tmp_path).items() if not name.startswith("shared")}
-    assert set(begun) == {f"{width} {seed}" for width in (2, 3) for seed in range(4)}
+    assert set(begun) == {f"{width} {seed}" for width in (2, 3) for seed in range(3)}
     before = [name.replace("-", " ") for name in killed.split()[2:]]
-    assert [begun[name] for name in before] == [1, 1, 1]
+    assert [begun[name] for name in before] == [1, 1]
     # Of the others, only the one that was under way on the dead machine may have begun twice.
-    assert sum(begun.values()) <= 9
+    assert sum(begun.values()) <= 7
 
 
 def test_a_failed_unit_is_not_tried_again_and_ray_listens_to_this_machine_only(tmp_path):

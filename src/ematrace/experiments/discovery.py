@@ -13,6 +13,7 @@ from pathlib import Path
 from types import ModuleType
 
 from ematrace.experiments.base import Experiment
+from ematrace.names import did_you_mean
 
 ATTRIBUTE = "EXPERIMENT"
 _DEFINED = re.compile(rf"^{ATTRIBUTE}\b", re.MULTILINE)
@@ -59,7 +60,8 @@ def find_experiment(reference: str, folder: str | Path = ".") -> Experiment:
     """
     if not is_own(reference):
         if reference not in EXPERIMENTS:
-            raise ValueError(f"unknown experiment '{reference}'; known: {', '.join(EXPERIMENTS)}")
+            hint = did_you_mean(reference, EXPERIMENTS)
+            raise ValueError(f"unknown experiment '{reference}'; known: {', '.join(EXPERIMENTS)}{hint}")
         return EXPERIMENTS[reference]
     folder = Path(folder).resolve()
     path, _, attribute = reference.partition(":") if not reference.endswith(".py") else (reference, "", "")

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import asdict, replace
 
-from ematrace.experiments.base import NO_DEFAULT, Context, Experiment, Point
-from ematrace.experiments.gap_task import SPEN, Arm, measure_arm
+from ematrace.experiments.base import Context, Experiment, Point
+from ematrace.experiments.gap_task import SETTINGS, SPEN, Arm, budget_of, measure_arm
 from ematrace.results import Row
 
 SEED = 1000
@@ -39,9 +39,11 @@ ARMS = tuple(dict.fromkeys((*CHAIN, *FACTORIAL, *BESIDE)))
 
 
 def grid(scale: str, seeds: int) -> Iterable[Point]:
-    for arm in ARMS:
-        for lr in RATES:
-            yield Point({**asdict(arm), "size": "2m", "lr": lr}, SEED)
+    """Without a GPU two toys, which show that it runs."""
+    arms, rates, size = (ARMS, RATES, "2m") if scale == "gpu" else (CHAIN[::8], RATES[:1], "toy")
+    for arm in arms:
+        for lr in rates:
+            yield Point({**asdict(arm), "size": size, "lr": lr}, SEED)
 
 
 def measure(ctx: Context, *, size: str, lr: float, **arm: str) -> list[Row]:
@@ -53,17 +55,9 @@ EXPERIMENT = Experiment(
     "Learning rates for the arms of the gap",
     grid=grid,
     measure=measure,
-    needs="gpu",
-    data=NO_DEFAULT,
-    settings={
-        "vocab_size": 8192,
-        "tokens": 3584 * 64 * 512,
-        "sequences": 64,
-        "length": 512,
-        "warmup": 200,
-        "validation": None,  # held out of the training text
-        "texts": {},  # name: source, to be scored as well
-        "windows": 2048,  # of each text, at most
-    },
+    needs="any",
+    data="builtin",
+    settings=SETTINGS,
+    derived=budget_of,
     seconds=60,
 )

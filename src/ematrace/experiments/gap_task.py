@@ -23,7 +23,7 @@ from filelock import FileLock
 from numpy.typing import NDArray
 
 from ematrace.baselines.language import Unigram
-from ematrace.experiments.base import Context, number
+from ematrace.experiments.base import Context, Point, number
 from ematrace.experiments.language_task import train_model
 from ematrace.experiments.recall import Ids, count_pairs, distance_to_last, pair_codes, recall_rows
 from ematrace.models.block import Block
@@ -36,8 +36,25 @@ from ematrace.train.models import build_model
 
 KEPT = 0.06  # share of the units that the paper's top-k keeps
 SIZES: Mapping[str, Mapping[str, int]] = {
-    "toy": {"d_model": 32, "n_layers": 2, "d_ff": 128, "n_heads": 2},
+    "toy": {"d_model": 32, "n_layers": 2, "d_ff": 128, "n_heads": 2},  # shows that it runs, and nothing else
     "2m": {"d_model": 128, "n_layers": 4, "d_ff": 512, "n_heads": 4},
+}
+BUDGETS: Mapping[str, Mapping[str, int]] = {
+    "toy": {"tokens": 128 * 16 * 128, "sequences": 16, "length": 128, "warmup": 10, "vocab_size": 1024, "windows": 128},
+    "2m": {
+        **{
+            "tokens": 3584 * 64 * 512,
+            "sequences": 64,
+            "length": 512,
+            "warmup": 200,
+        },  # 61 per parameter, as the paper's
+        **{"vocab_size": 8192, "windows": 2048},
+    },
+}
+SETTINGS: Mapping[str, Any] = {
+    **dict.fromkeys(BUDGETS["2m"]),  # None: that of the size; windows are those scored of each text, at most
+    "validation": None,  # held out of the training text
+    "texts": {},  # name: source, to be scored as well
 }
 TRAINING = 0.9  # share of the time
 CURVE = 128  # steps per point of the training curve
@@ -79,6 +96,12 @@ class Arm:
         if "attention" not in self.context:
             return {}
         return {"n_heads": of["n_heads"], "positions": "rope" if self.positions == "rope" else "none"}
+
+
+def budget_of(point: Point, settings: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What the size decides where the settings say nothing."""
+    budget = BUDGETS[str(point.factors["size"])]
+    return {name: value for name, value in budget.items() if settings[name] is None}
 
 
 SPEN = Arm("ema_error", ffn="topk_ste", residual="ffn", norm="algorithm1")

@@ -14,9 +14,9 @@ from typing import Any
 
 from ematrace.experiments.base import NO_DEFAULT, Experiment, Grid, Point
 from ematrace.experiments.discovery import EXPERIMENTS, find_experiment, is_own
-from ematrace.experiments.runner.request import ROBUSTNESS, Request, change_settings
+from ematrace.experiments.runner.request import ROBUSTNESS, Request, change_settings, setting_names
 from ematrace.experiments.runner.units import Phase, Unit, expected_seconds, phases_of, shard_of
-from ematrace.names import parse_assignments
+from ematrace.names import did_you_mean, parse_assignments
 from ematrace.results import read_file
 from ematrace.results.schema import file_name
 
@@ -131,7 +131,9 @@ def make_plan(request: Request) -> Plan:
             unit = _unit(reference, experiment, point, request, settings, command)
             found.setdefault((unit.experiment, unit.file_name), unit)
     if unused := [name for name in changes if name not in applied]:
-        raise ValueError(f"--settings: no experiment here has the setting '{unused[0]}'")
+        known = [path for experiment in chosen.values() for path in setting_names(experiment.settings)]
+        hint = did_you_mean(unused[0], known)
+        raise ValueError(f"--settings: no experiment here has the setting '{unused[0]}'{hint}")
     experiments = {unit.experiment: find_experiment(unit.reference, unit.folder) for unit in found.values()}
     _refuse_options_without_effect(request, tuple(experiments.values()))
     units = shard_of(_only(tuple(found.values()), request), *request.part)

@@ -109,6 +109,19 @@ def change_settings(settings: Mapping[str, Any], changes: Mapping[str, Any]) -> 
     return changed, applied
 
 
+def setting_names(settings: Mapping[str, Any], outer: str = "") -> list[str]:
+    """Every name that `change_settings` knows.
+
+    >>> setting_names({"tokens": 100, "spcn": {"k": 0.08}})
+    ['tokens', 'spcn', 'spcn.k']
+    """
+    names = []
+    for name, value in settings.items():
+        names.append(f"{outer}{name}")
+        names += setting_names(value, f"{outer}{name}.") if isinstance(value, Mapping) else []
+    return names
+
+
 def _like(old: Any, new: Any, path: str) -> Any:
     """The new value, of the old one's type where that is a number, a list or a flag; 1e6 passes for a whole number."""
     if isinstance(old, bool) or old is None:
