@@ -1,9 +1,15 @@
-"""Kernels are compiled, with or without a folder to keep them in."""
+"""Kernels are compiled, and kept on disk where that works; damage there costs time, never a result."""
 
 from __future__ import annotations
 
+import errno
+import importlib
+import os
+import random
+import shutil
+import sys
 from collections.abc import Callable
-from types import SimpleNamespace
+from pathlib import Path
 from typing import Any
 
 import numba
@@ -11,18 +17,79 @@ import pytest
 
 from ematrace import jit
 
+NAME = "kernels_of_a_test"
 
-@pytest.mark.parametrize("writable", [True, False])
-def test_a_kernel_is_compiled_where_nothing_can_be_kept(monkeypatch: pytest.MonkeyPatch, writable: bool) -> None:
-    asked = []
 
-    def without_a_folder(**options: Any) -> Callable[..., Any]:
-        asked.append(options.pop("cache", False))
-        if asked[-1] and not writable:
-            raise RuntimeError("cannot cache function: no locator available")
-        return numba.njit(**options)  # type: ignore[no-any-return]
+@pytest.fixture
+def kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], Any]:
+    """A kernel of a file of its own, as a new process would see it."""
+    (tmp_path / f"{NAME}.py").write_text("def double(x):\n    return 2 * x\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.delitem(sys.modules, NAME, raising=False)
 
-    monkeypatch.setattr(jit, "numba", SimpleNamespace(njit=without_a_folder))
-    double = jit.compiled()(lambda x: 2 * x)
-    assert double(21) == 42
-    assert asked == ([True] if writable else [True, False])
+    def made() -> Any:
+        return jit.compiled()(importlib.reload(importlib.import_module(NAME)).double)
+
+    return made
+
+
+def uses_of_the_cache(kernel: Any) -> tuple[int, int]:
+    """What was taken from it, and what had to be compiled."""
+    assert kernel(21) == 42
+    return sum(kernel.stats.cache_hits.values()), sum(kernel.stats.cache_misses.values())
+
+
+def cache_files(folder: Path) -> list[Path]:
+    return sorted(path for path in (folder / "cache").rglob("*") if path.is_file())
+
+
+def test_machine_code_is_kept(kernel: Callable[[], Any], tmp_path: Path) -> None:
+    assert uses_of_the_cache(kernel()) == (0, 1)
+    assert [path.suffix for path in cache_files(tmp_path)] == [".nbc", ".nbi"]
+    assert uses_of_the_cache(kernel()) == (1, 0)
+
+
+@pytest.mark.parametrize("which", [".nbi", ".nbc"])
+@pytest.mark.parametrize("damage", ["empty", "cut", "bit", "text", "folder", "gone"])
+def test_a_damaged_file_is_made_again(kernel: Callable[[], Any], tmp_path: Path, which: str, damage: str) -> None:
+    kernel()(21)
+    (path,) = (path for path in cache_files(tmp_path) if path.suffix == which)
+    content = bytearray(path.read_bytes())
+    content[random.Random(0).randrange(len(content))] ^= 4
+    path.unlink()
+    if damage == "folder":
+        path.mkdir()
+    elif damage != "gone":
+        path.write_bytes({"empty": b"", "cut": content[:-9], "bit": content, "text": b"(dp0\n." * 9}[damage])
+    assert uses_of_the_cache(kernel()) == (0, 1)
+    if damage == "folder":
+        shutil.rmtree(path)
+        assert uses_of_the_cache(kernel()) == (0, 1)
+    assert uses_of_the_cache(kernel()) == (1, 0)
+
+
+@pytest.mark.parametrize("failing", ["replace", "makedirs"])
+def test_a_full_disk_is_done_without(
+    kernel: Callable[[], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: str
+) -> None:
+    made = kernel()
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    shutil.rmtree(tmp_path / "cache", ignore_errors=True)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, failing, full)
+        assert uses_of_the_cache(made) == (0, 1)
+    assert cache_files(tmp_path) == []
+
+
+def test_a_kernel_is_compiled_where_there_is_no_folder(
+    kernel: Callable[[], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def nowhere(self: object, function: object) -> None:
+        raise RuntimeError("cannot cache function: no locator available")
+
+    monkeypatch.setattr(jit._Cache, "__init__", nowhere)
+    assert uses_of_the_cache(kernel())[0] == uses_of_the_cache(kernel())[0] == 0

@@ -1,17 +1,23 @@
-"""numba with the options of this package's CPU kernels."""
+"""numba with the options of this package's CPU kernels, and a cache of machine code that survives damage."""
 
 # mypy: disallow-untyped-decorators=false, disallow-untyped-calls=false
 from __future__ import annotations
 
+import hashlib
+import pickle
 from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import numba
+from numba.core.caching import FunctionCache, IndexDataCacheFile
 
 SUMS = {"reassoc", "contract", "arcp", "nsz"}
 """`fastmath` flags that let sums vectorise. Not `nnan`: kernels check for NaN."""
 # No reference counting (`_nrt`): kernels allocate nothing, and counting took 40% of SPCN's time.
 _OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy", "_nrt": False}
+_DIGEST = hashlib.sha256().digest_size
 
 
 def compiled(**options: Any) -> Callable[..., Any]:
@@ -22,10 +28,11 @@ def compiled(**options: Any) -> Callable[..., Any]:
     """
 
     def decorate(function: Callable[..., Any]) -> Any:
-        try:
-            return numba.njit(cache=True, **_OPTIONS, **options)(function)
-        except RuntimeError:  # "no locator available": a read-only installation without a home folder
-            return numba.njit(**_OPTIONS, **options)(function)
+        kernel = numba.njit(**_OPTIONS, **options)(function)
+        if kernel is not function:  # NUMBA_DISABLE_JIT gives the function back
+            with suppress(RuntimeError):  # "no locator available": a read-only installation without a home folder
+                kernel._cache = _Cache(function)
+        return kernel
 
     return decorate
 
@@ -33,3 +40,55 @@ def compiled(**options: Any) -> Callable[..., Any]:
 def inlined(**options: Any) -> Callable[..., Any]:
     """Decorator for functions that are inlined into kernels."""
     return numba.njit(inline="always", **_OPTIONS, **options)  # type: ignore[no-any-return]
+
+
+class _Cache(FunctionCache):
+    """numba's cache, except that a file that cannot be read is made anew, and one that cannot be written is not missed.
+
+    numba itself fails on either, and runs machine code whose bits have changed.
+    """
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__(function)
+        files = self._cache_file
+        self._cache_file = _CheckedFiles(self._cache_path, self._impl.filename_base, files._source_stamp)
+
+    def load_overload(self, sig: Any, target_context: Any) -> Any:
+        try:
+            return super().load_overload(sig, target_context)
+        except Exception:  # whatever numba makes of a file of another numba
+            return None
+
+    def save_overload(self, sig: Any, data: Any) -> None:
+        with suppress(OSError):  # a full disk, a folder that may not be written
+            super().save_overload(sig, data)
+
+
+class _CheckedFiles(IndexDataCacheFile):
+    """Its files begin with the sha256 of the rest. What does not fit it is not there."""
+
+    def _dump(self, obj: Any) -> bytes:
+        data: bytes = super()._dump(obj)
+        return hashlib.sha256(data).digest() + data
+
+    def _save_index(self, overloads: dict[Any, str]) -> None:
+        with self._open_for_write(self._index_path) as file:
+            file.write(self._dump((self._version, self._source_stamp, overloads)))
+
+    def _load_index(self) -> dict[Any, str]:
+        try:
+            version, stamp, overloads = self._checked(self._index_path)
+        except OSError:
+            return {}
+        return overloads if (version, stamp) == (self._version, self._source_stamp) else {}
+
+    def _load_data(self, name: str) -> Any:
+        return self._checked(self._data_path(name))
+
+    @staticmethod
+    def _checked(path: str) -> Any:
+        content = Path(path).read_bytes()
+        digest, data = content[:_DIGEST], content[_DIGEST:]
+        if digest != hashlib.sha256(data).digest():
+            raise OSError(f"{path}: damaged")  # which numba takes for a file that is gone
+        return pickle.loads(data)
