@@ -52,7 +52,8 @@ class Stream:
     model: tyro.conf.Positional[str]
     """A run's folder or a folder with a SPEN in it."""
     adapt: bool = False
-    """Let precision-gated Hebbian updates (PGHU) change the predictor while reading; also gives the uncertainty."""
+    """Let precision-gated Hebbian updates (PGHU) change the predictor while reading; also gives the uncertainty. Slow:
+    each token changes the weights that read the next, so a line is no longer read at once."""
     state: Path | None = None
     """Go on from this file if it exists, and write the state after the last token to it."""
     format: Literal["auto", "text", "tsv", "json"] = "auto"
