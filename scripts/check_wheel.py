@@ -1,13 +1,14 @@
 """Build the wheel, install it into an empty environment away from the checkout, and use it there.
 
 What only a checkout has (data files left out of the wheel, an import of tests or scripts, recorded results) shows here
-and nowhere else. The last line says "wheel ok" or what went wrong; the exit status is 0 or 1.
+and nowhere else. The wheel is left in dist/. The last line says "wheel ok" or what went wrong; the exit status is 0 or 1.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -74,6 +75,8 @@ def check(folder: Path, say: Callable[[str], None]) -> None:
     run([sys.executable, "-m", "build", "--wheel", "--outdir", str(dist), str(ROOT)], ROOT, "build")
     wheels = list(dist.glob("*.whl"))
     require(len(wheels) == 1, f"build left {len(wheels)} wheels")
+    (ROOT / "dist").mkdir(exist_ok=True)
+    shutil.copy(wheels[0], ROOT / "dist")
 
     say(f"installing {wheels[0].name} ({wheels[0].stat().st_size / 2**10:.0f} KiB)")
     venv.create(folder / "env", with_pip=True)
