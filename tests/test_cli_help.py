@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import doctest
+import importlib
 import os
 import signal
 import subprocess
@@ -12,8 +13,6 @@ from pathlib import Path
 
 import pytest
 
-import ematrace.cli.parsing
-import ematrace.names
 from ematrace import __version__, cli
 
 COMMANDS = ("reproduce", "ledger", "report", "train", "eval", "generate", "stream", "check", "bench")
@@ -161,6 +160,14 @@ def test_a_full_disk_is_one_line():
     assert (done.returncode, done.stderr) == (2, "error: standard output: No space left on device\n")
 
 
-@pytest.mark.parametrize("module", [ematrace.names, ematrace.cli.parsing], ids=lambda module: module.__name__)
-def test_examples(module):
-    assert doctest.testmod(module).failed == 0
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("names", "cli.parsing", "ledger.claims", "report.progress"),
+        *(f"experiments.runner.{name}" for name in ("local", "plan", "request")),
+    ],
+)
+def test_examples(name):
+    done = doctest.testmod(importlib.import_module(f"ematrace.{name}"))
+    assert done.attempted > 0
+    assert done.failed == 0

@@ -6,7 +6,17 @@ from pathlib import Path
 
 import pytest
 
-from ematrace.ledger import Claim, Claims, ClaimsError, Direction, PaperFigure, load_claims, parse_claims
+from ematrace.ledger import (
+    Claim,
+    Claims,
+    ClaimsError,
+    Direction,
+    PaperFigure,
+    keep_claims,
+    load_claims,
+    parse_claims,
+    with_kept_claims,
+)
 from ematrace.results import Selector, Store, Table
 
 IDS = [f"C{i:02d}" for i in range(1, 19)] + [f"C{i}" for i in range(20, 47)] + [f"F{i}" for i in range(1, 6)]
@@ -21,6 +31,21 @@ def test_every_claim_is_there_in_order() -> None:
     assert "C18" in claims
     assert "C19" not in claims
     assert [claims[id].part for id in ("C18", "C20", "C46", "F1")] == ["small", "large", "large", "extension"]
+
+
+def test_titles_are_short_and_tell_claims_apart() -> None:
+    titles = [claim.title for claim in load_claims()]
+    assert all(1 <= len(title) <= 31 for title in titles)
+    assert len(set(titles)) == len(titles)
+
+
+def test_ids_are_found_as_people_type_them() -> None:
+    claims = load_claims()
+    assert [claims.find(text).id for text in ("c9", "C09", "f05", "C46")] == ["C09", "C09", "F5", "C46"]
+    assert claims.ids == "C01 to C18, C20 to C46, F1 to F5"
+    for text in ("C19", "nine", "", "C9999999999"):
+        with pytest.raises(ClaimsError, match=r"no claim .* there are C01 to C18, C20 to C46, F1 to F5"):
+            claims.find(text)
 
 
 def test_predicates_are_read_as_written() -> None:
@@ -148,3 +173,18 @@ def test_own_claims_stand_beside_the_papers() -> None:
     assert both.defaults == {"grammar": "default", "model": "m"}
     with pytest.raises(ClaimsError, match="C01: this claim is there already"):
         load_claims() | Claims((Claim("C01", "small", "c", "p"),))
+
+
+def test_claims_of_own_experiments_are_kept_as_data(tmp_path: Path) -> None:
+    text = HEAD.replace("C01", "X1")
+    keep_claims(text, tmp_path, "squares", 'ematrace reproduce "./my squares.py"')
+    both = with_kept_claims(load_claims(), tmp_path)
+    assert both["X1"].command == 'ematrace reproduce "./my squares.py"'
+    assert "X1" not in with_kept_claims(load_claims(), tmp_path, but=["squares"])
+    keep_claims(text, tmp_path, "others", "c")
+    with pytest.raises(ClaimsError, match=r"squares/claims\.toml: X1: this claim is there already"):
+        with_kept_claims(load_claims(), tmp_path)
+    keep_claims("", tmp_path, "others", "c")
+    keep_claims("[X1", tmp_path, "squares", "c")
+    with pytest.raises(ClaimsError, match=r"squares/claims\.toml: "):
+        with_kept_claims(load_claims(), tmp_path)

@@ -6,7 +6,7 @@ import doctest
 import re
 
 import pytest
-from rich.console import Console
+from rich.console import Console, RenderableType
 
 import ematrace.report.charts
 import ematrace.report.formatting
@@ -18,7 +18,9 @@ import ematrace.report.verdicts
 from cells_support import make_provenance
 from ematrace.ledger import LedgerRow, PaperFigure, build_ledger, load_claims
 from ematrace.report import ledger_table, verdict_summary
+from ematrace.report.card import claim_card
 from ematrace.report.formatting import commit_of, fold_paths, hardware_of, interval, number, over_seeds, seed_count
+from ematrace.report.terminal import ledger_overview
 from ematrace.report.verdicts import ours_lines, short_names
 from ematrace.results import Sample, Selector, Table
 from report_support import fill
@@ -35,14 +37,23 @@ MODULES = (
 
 
 @pytest.fixture(scope="module")
-def rows(tmp_path_factory: pytest.TempPathFactory) -> list[LedgerRow]:
-    return build_ledger(Table(fill(tmp_path_factory.mktemp("full")).load()))
+def cells(tmp_path_factory: pytest.TempPathFactory) -> Table:
+    return Table(fill(tmp_path_factory.mktemp("full")).load())
+
+
+@pytest.fixture(scope="module")
+def rows(cells: Table) -> list[LedgerRow]:
+    return build_ledger(cells)
 
 
 def printed(rows: list[LedgerRow], width: int) -> str:
+    return text_of(ledger_table(rows), width)
+
+
+def text_of(shown: RenderableType, width: int = 80) -> str:
     console = Console(width=width, force_terminal=False, color_system=None)
     with console.capture() as capture:
-        console.print(ledger_table(rows))
+        console.print(shown)
     return capture.get()
 
 
@@ -77,6 +88,68 @@ class TestLedger:
         assert "\n" not in text
         head, _, tail = text.partition(":")
         assert int(head.split()[0]) == len(rows) == sum(int(n) for n in re.findall(r"\d+", tail))
+
+    @pytest.mark.parametrize("width", [50, 80, 120])
+    def test_the_overview_has_each_claim_under_its_verdict(self, rows: list[LedgerRow], width: int) -> None:
+        claims = load_claims()
+        text = text_of(ledger_overview(rows, claims), width)
+        assert all(len(line) <= width for line in text.splitlines())
+        groups = {head.split("  ")[0]: body for head, body in re.findall(r"^([^ 0-9].*)\n((?: .*\n)+)", text, re.M)}
+        for row in rows:
+            claim = claims[row.id]
+            (group,) = [body for head, body in groups.items() if head[2:].lstrip("0123456789") == f" {row.verdict}"]
+            assert claim.title in " ".join(group.split()) if claim.selectors else claim.title not in text
+        if width == 80:
+            assert len(text.splitlines()) <= 26
+
+
+class TestCard:
+    @pytest.fixture(scope="class")
+    def cards(self, cells: Table, rows: list[LedgerRow]) -> dict[str, tuple[LedgerRow, str]]:
+        claims = load_claims()
+        sample = cells.at(claims.defaults).sample
+        return {row.id: (row, text_of(claim_card(row, claims[row.id], sample))) for row in rows}
+
+    def test_it_has_every_predicate_and_shows_which_fail(self, cards: dict[str, tuple[LedgerRow, str]]) -> None:
+        for row, text in cards.values():
+            body = text.split("\n", 1)[1]
+            signs = {True: "✓", False: "✗", None: "○"}
+            for holds, sign in signs.items():
+                assert body.count(sign) == sum(check.holds is holds for check in row.checks), row.id
+
+    def test_it_names_claim_verdict_figure_evidence_and_command(self, cards: dict[str, tuple[LedgerRow, str]]) -> None:
+        for row, text in cards.values():
+            words = " ".join(text.split())
+            assert words.startswith(f"{row.id} ")
+            assert row.verdict in text.splitlines()[0]
+            for part in (row.claim, row.paper):
+                assert " ".join(part.split()) in words
+            assert (row.command in words) == bool(row.checks)
+            assert all(len(line) <= 80 for line in text.splitlines())
+            for path in fold_paths(row.evidence):
+                assert re.sub(r"\s", "", path) in re.sub(r"\s", "", text)
+
+    def test_the_numbers_are_those_of_the_checks(self, cards: dict[str, tuple[LedgerRow, str]]) -> None:
+        row, text = cards["C10"]
+        words = " ".join(text.split())
+        direction, figure, _ = row.checks
+        assert direction.interval is not None
+        assert f"{number(direction.left)} > " in words
+        assert f"{number(direction.difference, signed=True)} ({interval(direction.interval, 3)})" in words
+        assert f"{number(figure.left)}" in words
+        assert "paper .893; ours must be in .863–.923" in words
+
+    def test_the_control_is_measured_or_says_what_would(self, cards: dict[str, tuple[LedgerRow, str]]) -> None:
+        for claim in load_claims():
+            if claim.control is not None:
+                text = " ".join(cards[claim.id][1].split())
+                assert re.search(rf"control {re.escape(claim.control.what)}: (\w+ )?[\d.,]+|not measured", text), (
+                    claim.id
+                )
+        rows = build_ledger(Table(()))
+        bare = text_of(claim_card(rows[0], load_claims()["C01"], lambda selector: None))
+        assert "not measured; ematrace reproduce controls" in " ".join(bare.split())
+        assert "not run on this machine" in bare
 
 
 class TestNumbers:

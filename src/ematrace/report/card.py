@@ -27,7 +27,7 @@ def claim_card(row: LedgerRow, claim: Claim, sample: Callable[[Selector], Sample
     head = Text.assemble((f"{row.id}  ", "bold"), (f"{look.sign} {row.verdict}", look.style))
     lines = Table.grid(padding=(0, 2))
     lines.add_column(style="dim", no_wrap=True)
-    lines.add_column(ratio=1)
+    lines.add_column(ratio=1, overflow="fold")
     for label, shown in _lines(row, claim, sample):
         lines.add_row(label, shown)
     return Group(head, Text(row.claim), "", lines)
@@ -78,8 +78,8 @@ def _ours(row: LedgerRow, claim: Claim) -> Text:
 
 def _table(rows: Iterator[tuple[Text, Text]]) -> Table:
     table = Table.grid(padding=(0, 2))
-    table.add_column(ratio=3)
-    table.add_column(ratio=2, style="dim")
+    table.add_column(ratio=3, overflow="fold")
+    table.add_column(ratio=2, overflow="fold", style="dim")
     for row in rows:
         table.add_row(*row)
     return table

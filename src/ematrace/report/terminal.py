@@ -109,7 +109,8 @@ class Overview:
         yield Text(f"{plural(len(self.rows), 'claim')}, by verdict", style="bold")
         for verdict, n in sorted(count_verdicts(self.rows), key=lambda counted: counted[0] == OPEN):
             look, means = look_of(verdict), MEANINGS.get(verdict, "")
-            yield Text.assemble((f"{look.sign} {n} {verdict}", look.style), (f"  {means}" if means else "", "dim"))
+            head = (f"{look.sign} {n} {verdict}", look.style)
+            yield Text.assemble(head, (f"  {means}" if means else "", "dim"), no_wrap=True, overflow="ellipsis")
             of_verdict = [row for row in self.rows if row.verdict == verdict]
             untested = [row for row in of_verdict if verdict == OPEN and not self.claims[row.id].selectors]
             yield self._columns([row for row in of_verdict if row not in untested], options.max_width)
