@@ -155,7 +155,7 @@ class Streaming:
         from ematrace.spen.decode.gpu import GpuDecoder
 
         options: Any = {name: value for name, value in factors.items() if name != "decoder"}
-        path: Any = {"one_kernel": "one_kernel", "matmuls": "products"}[str(factors["decoder"])]
+        path: Any = str(factors["decoder"])
         return GpuDecoder(self.spen, n_streams, dtype, path, **options)
 
     def check(self, name: str, decoder: Any, n_streams: int, in_float32: bool) -> None:

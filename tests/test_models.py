@@ -276,6 +276,12 @@ def test_a_mixer_from_outside_is_refused_until_it_is_registered(saved: Path) -> 
     assert type(SkeletonForCausalLM.from_pretrained(saved).model.layers[0].mixer).__module__ == "outside_mixer"
 
 
+def test_spens_mixer_says_which_import_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(_registry._registered, "spen", raising=False)
+    with pytest.raises(ValueError, match=r"^mixer 'spen' comes with ematrace\.spen; import that first$"):
+        SkeletonForCausalLM(SkeletonConfig.preset("skeleton-tiny", mixer="spen"))
+
+
 @pytest.mark.parametrize("mixer", ["os:system", "outside.nowhere:X", "evil", "../x", "", 3, None])
 def test_names_that_are_no_mixer(mixer: Any, saved: Path) -> None:
     config = json.loads((saved / "config.json").read_text())

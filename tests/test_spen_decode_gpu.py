@@ -123,22 +123,22 @@ def test_programs_share_the_rows(programs: int) -> None:
 
 @pytest.mark.parametrize("n_streams", [1, 3])
 @pytest.mark.parametrize("name", ["paper", "direct", "dense", "untied"])
-def test_products_equal_the_model(name: str, n_streams: int) -> None:
+def test_matmuls_equal_the_model(name: str, n_streams: int) -> None:
     model = build(**CONFIGS[name]).to(DEVICE)
-    decoder = gpu.GpuDecoder(model, n_streams, torch.float32, path="products")
+    decoder = gpu.GpuDecoder(model, n_streams, torch.float32, path="matmuls")
     assert_same(model, decoder, draw(5, n_streams))
 
 
-def test_products_in_parts_and_bfloat16() -> None:
-    """bfloat16 between the products; dense, since rounding may change which units are kept."""
+def test_matmuls_in_parts_and_bfloat16() -> None:
+    """bfloat16 between the matmuls; dense, since rounding may change which units are kept."""
     model = build(ffn="dense").to(DEVICE)
-    whole, parts = (gpu.GpuDecoder(model, 4, path="products", split=n) for n in (1, 4))
+    whole, parts = (gpu.GpuDecoder(model, 4, path="matmuls", split=n) for n in (1, 4))
     ids = draw(3, 4)
     assert_same(model, whole, ids, rtol=0.05, atol=0.1)
     assert_same(model, parts, ids, rtol=0.05, atol=0.1)
 
 
-@pytest.mark.parametrize("path", ["one_kernel", "products"])
+@pytest.mark.parametrize("path", ["one_kernel", "matmuls"])
 def test_greedy_reading_on_is_argmax_and_step(path: str) -> None:
     model = build(n_layers=1).to(DEVICE)
     options = {"programs": 1} if path == "one_kernel" else {}
@@ -153,6 +153,19 @@ def test_greedy_reading_on_is_argmax_and_step(path: str) -> None:
         expected.append(logits.argmax(-1))
         logits = decoder.step(expected[-1], stepped)
     assert tokens.tolist() == [[int(token) for token in expected]]
+
+
+@pytest.mark.parametrize("path", ["one_kernel", "matmuls"])
+@pytest.mark.parametrize("token", [-1, 10**6])
+def test_ids_outside_the_vocabulary(path: str, token: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Refused on the CPU; on a GPU, where nobody looks at them, the logits are NaN and nothing outside is read."""
+    model = build(n_layers=1).to(DEVICE)
+    decoder = gpu.GpuDecoder(model, path=path, **({"programs": 1} if path == "one_kernel" else {}))
+    with pytest.raises(ValueError, match=f"token {token} is not in a vocabulary of"):
+        decoder.step(torch.tensor([token]), decoder.new_state())
+    monkeypatch.setattr(gpu, "check_ids", lambda *ids: None)  # as if they were on a GPU
+    assert decoder.step(torch.tensor([token], device=DEVICE), decoder.new_state()).isnan().all()
+    assert decoder.step(torch.tensor([3], device=DEVICE), decoder.new_state()).isfinite().all()
 
 
 def test_state_can_be_replaced() -> None:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from ematrace.mixers.base import Mixer
 
 ENTRY_POINTS = "ematrace.mixers"
+REGISTERED_BY = {"spen": "ematrace.spen"}  # a package above this one
 METHODS = ("forward", "state_size", "flops")
 
 
@@ -84,6 +85,8 @@ def register_mixer(name: str, cls: type[Mixer] | None = None) -> type[Mixer]:
 def registered_mixer(name: str) -> type[Mixer]:
     """The class of a built-in or registered mixer. Imports nothing else: the name may come from a downloaded config."""
     cls = _known(name)
+    if cls is None and name in REGISTERED_BY:
+        raise ValueError(f"mixer {name!r} comes with {REGISTERED_BY[name]}; import that first")
     if cls is None:
         raise ValueError(
             f"mixer {name!r} is not part of ematrace; if you trust it, name it: --mixer {name}, "

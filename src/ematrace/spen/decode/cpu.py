@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ematrace.spen.decode import cpu_kernels as kernels
-from ematrace.spen.decode.weights import FoldedWeights, folded_weights
+from ematrace.spen.decode.weights import FoldedWeights, check_ids, folded_weights
 from ematrace.spen.modeling import SpenForCausalLM
 
 DTYPES = (torch.float32, torch.bfloat16)
@@ -104,10 +104,7 @@ class CpuDecoder:
         sizes = self._layout
         if ids.ndim != 1 or ids.dtype != torch.int64 or not len(ids):
             raise ValueError(f"ids must be [B] int64 with at least one stream, got {list(ids.shape)} {ids.dtype}")
-        lowest, highest = int(ids.min()), int(ids.max())
-        if lowest < 0 or highest >= sizes.vocabulary:
-            wrong = lowest if lowest < 0 else highest
-            raise ValueError(f"ids: token {wrong} is not in a vocabulary of {sizes.vocabulary}")
+        check_ids(ids, sizes.vocabulary)
         expected = (sizes.n_layers, sizes.n_rates, len(ids), sizes.d)
         if state.shape != expected or state.dtype != torch.float32 or not state.is_contiguous() or not state.is_cpu:
             raise ValueError(

@@ -17,10 +17,10 @@ from torch import Tensor
 from ematrace.ops import gelu_topk
 from ematrace.spen.configuration import SpenConfig
 from ematrace.spen.decode import gpu_batch_kernels, gpu_kernels
-from ematrace.spen.decode.weights import FoldedWeights, folded_weights
+from ematrace.spen.decode.weights import FoldedWeights, check_ids, folded_weights
 from ematrace.spen.modeling import SpenForCausalLM
 
-Path = Literal["auto", "one_kernel", "products"]
+Path = Literal["auto", "one_kernel", "matmuls"]
 GRAPHED_TOKENS = 16
 """Tokens of greedy reading-on in one CUDA graph."""
 
@@ -48,8 +48,8 @@ class Engine(Protocol):
 class GpuDecoder:
     """One token for each of `n_streams`, weights in `dtype`, sums in float32.
 
-    path "one_kernel" is for one stream and bfloat16, "products" for any number; "auto" takes the faster one. `options`
-    go to the engine: `programs` of OneKernel, `split` of Products.
+    path "one_kernel" is for one stream and bfloat16, "matmuls" for any number; "auto" takes the faster one. `options`
+    go to the engine: `programs` of OneKernel, `split` of Matmuls.
     """
 
     def __init__(
@@ -73,7 +73,9 @@ class GpuDecoder:
                 f"d_model = {config.d_model}, d_ff = {config.d_ff}"
             )
         self.n_streams: int | None = n_streams
-        self._ids = torch.zeros(n_streams, dtype=torch.int64, device=device)
+        self._given = torch.zeros(n_streams, dtype=torch.int64, device=device)
+        self._ids = torch.zeros_like(self._given)
+        self._vocabulary = config.vocab_size
         self._shape = (config.n_layers, len(config.alphas), n_streams, config.d_model)
         self._graphs: dict[str, torch.cuda.CUDAGraph] = {}
         self._bound: Tensor | None = None
@@ -81,7 +83,7 @@ class GpuDecoder:
         if path == "one_kernel" or (path == "auto" and whole):
             self.engine = OneKernel(weights, config, device, **options)
         else:
-            self.engine = Products(weights, config, device, n_streams, dtype, **options)
+            self.engine = Matmuls(weights, config, device, n_streams, dtype, **options)
 
     def new_state(self) -> Tensor:
         """The state of streams that have read nothing."""
@@ -92,11 +94,20 @@ class GpuDecoder:
         """ids [B] and state [n_layers, A, B, D] float32, updated in place, to logits [B, vocabulary] float32.
 
         The logits hold until the next call. The graph works in the memory of `state`: hand over the same tensor again.
+        Ids on the CPU that are not in the vocabulary are refused; those on the GPU, which would have to be waited for,
+        give logits of NaN.
         """
+        if ids.device.type == "cpu":
+            check_ids(ids, self._vocabulary)
         self._bind(state)
-        self._ids.copy_(ids)
-        self._run("step", lambda: self.engine.advance(self._ids, state))
+        self._given.copy_(ids)
+        self._run("step", lambda: self._advance(state))
         return self.engine.logits
+
+    def _advance(self, state: Tensor) -> None:
+        torch.clamp(self._given, 0, self._vocabulary - 1, out=self._ids)  # nothing is read outside of the embedding
+        self.engine.advance(self._ids, state)
+        self.engine.logits.masked_fill_((self._given != self._ids).unsqueeze(1), torch.nan)
 
     @torch.no_grad()
     def generate_greedy(self, ids: Tensor, n: int, state: Tensor) -> Tensor:
@@ -286,7 +297,7 @@ def _usable_programs(limit: int, d: int, d_ff: int) -> int:
     return next(n for n in range(min(limit, d, d_ff), 0, -1) if all_have_some(n))
 
 
-class Products:
+class Matmuls:
     """Any number of streams: three matmuls per block, and what lies between them in three kernels.
 
     With few streams the context's matmul and W_down's have fewer tiles than the GPU has multiprocessors; `split`

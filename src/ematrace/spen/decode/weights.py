@@ -98,3 +98,11 @@ def _folded(block: SpenBlock) -> FoldedBlock:
 
 def _plain(weight: Tensor) -> Tensor:
     return weight.detach().float().contiguous()
+
+
+def check_ids(ids: Tensor, vocabulary: int) -> None:
+    """ids [B] on the CPU: a kernel would read whatever lies beside the embedding."""
+    lowest, highest = int(ids.min()), int(ids.max())
+    if lowest < 0 or highest >= vocabulary:
+        wrong = lowest if lowest < 0 else highest
+        raise ValueError(f"ids: token {wrong} is not in a vocabulary of {vocabulary}")
