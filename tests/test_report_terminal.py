@@ -46,6 +46,13 @@ def rows(cells: Table) -> list[LedgerRow]:
     return build_ledger(cells)
 
 
+@pytest.fixture(scope="module")
+def cards(cells: Table, rows: list[LedgerRow]) -> dict[str, tuple[LedgerRow, str]]:
+    claims = load_claims()
+    sample = cells.at(claims.defaults).sample
+    return {row.id: (row, text_of(claim_card(row, claims[row.id], sample))) for row in rows}
+
+
 def printed(rows: list[LedgerRow], width: int) -> str:
     return text_of(ledger_table(rows), width)
 
@@ -104,12 +111,6 @@ class TestLedger:
 
 
 class TestCard:
-    @pytest.fixture(scope="class")
-    def cards(self, cells: Table, rows: list[LedgerRow]) -> dict[str, tuple[LedgerRow, str]]:
-        claims = load_claims()
-        sample = cells.at(claims.defaults).sample
-        return {row.id: (row, text_of(claim_card(row, claims[row.id], sample))) for row in rows}
-
     def test_it_has_every_predicate_and_shows_which_fail(self, cards: dict[str, tuple[LedgerRow, str]]) -> None:
         for row, text in cards.values():
             body = text.split("\n", 1)[1]
