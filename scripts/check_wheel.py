@@ -1,7 +1,7 @@
 """Build the wheel, install it into an empty environment away from the checkout, and use it there.
 
 What only a checkout has (data files left out of the wheel, an import of tests or scripts, recorded results) shows here
-and nowhere else. The wheel is left in dist/. The last line says "wheel ok" or what went wrong; the exit status is 0 or 1.
+and nowhere else. The last line says "wheel ok", or what went wrong with exit status 1. The wheel is left in dist/.
 """
 
 from __future__ import annotations
