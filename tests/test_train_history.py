@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import json
-import resource
 import shutil
-import signal
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +17,7 @@ from ematrace.train import DamagedCheckpoint, TrainConfig, build_model, train
 from ematrace.train.checkpoints import MANIFEST, verify, write_folder
 from ematrace.train.metrics import MetricsFile
 from ematrace.train.resume import starting_point
-from train_support import VOCABULARY, Events, curve, digest, tiny_config, write_text
+from train_support import VOCABULARY, Events, curve, digest, no_file_larger_than, tiny_config, write_text
 
 LAST = "step-00000020"
 
@@ -226,19 +223,6 @@ def test_a_checkpoint_that_was_asked_for_by_name_is_not_replaced_by_another(conf
     rewrite_manifest(folder)
     with pytest.raises(DamagedCheckpoint, match=r"state\.json: field 'random'"):
         train(replace(config, resume=str(folder)))
-
-
-@contextmanager
-def no_file_larger_than(n_bytes: int) -> Iterator[None]:
-    """An error instead of a signal: like a disk that fills up."""
-    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (n_bytes, limits[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-        signal.signal(signal.SIGXFSZ, handler)
 
 
 def test_a_full_disk_is_named_by_its_file_and_costs_one_line(tmp_path: Path) -> None:

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import json
-import resource
 import shutil
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -28,8 +25,8 @@ from train_support import (
     as_json,
     curve,
     digest,
-    environment,
     finish,
+    no_file_larger_than,
     start,
     tiny_config,
     write_text,
@@ -54,8 +51,12 @@ def one_thread(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Mon
 def whole(text: Path, tmp_path_factory: pytest.TempPathFactory) -> TrainConfig:
     """A run of 20 steps that nothing disturbed."""
     config = tiny_config(text, tmp_path_factory.mktemp("whole") / "run")
-    code, _, err = finish(start("train_worker.py", as_json(config)))
-    assert code == 0, err
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("EMATRACE_CACHE", str(tmp_path_factory.getbasetemp() / "ematrace-cache"))
+        train(config)
+    torch.set_num_threads(threads)
     return config
 
 
@@ -113,9 +114,12 @@ def test_twenty_kills_lead_to_the_same_weights(text: Path, tmp_path: Path) -> No
 
 
 def test_sigterm_and_ctrl_c_save_and_exit(text: Path, tmp_path: Path) -> None:
-    for number, code in ((signal.SIGTERM, 0), (signal.SIGINT, 130)):
-        config = tiny_config(text, tmp_path / str(code), tokens=100_000 * 64, checkpoint_every=100_000, keep=1)
-        process = start("train_worker.py", as_json(config))
+    codes = {signal.SIGTERM: 0, signal.SIGINT: 130}
+    long = {"tokens": 100_000 * 64, "checkpoint_every": 100_000, "keep": 1}
+    configs = {number: tiny_config(text, tmp_path / str(code), **long) for number, code in codes.items()}
+    processes = {number: start("train_worker.py", as_json(config)) for number, config in configs.items()}
+    for number, process in processes.items():
+        config, code = configs[number], codes[number]
         assert process.stdout is not None
         while process.stdout.readline() != "step\n":
             pass
@@ -251,22 +255,10 @@ def test_full_disk_leaves_the_checkpoints_before_it(text: Path, tmp_path: Path) 
     before = {p: p.read_bytes() for p in (config.out / "checkpoints").rglob("*") if p.is_file()}
     assert before
 
-    def no_room() -> None:  # no file larger than this, and an error instead of a signal: like a disk that fills up
-        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
-
-    full = subprocess.run(
-        [sys.executable, "train_worker.py", as_json(replace(config, resume="auto"))],
-        cwd=Path(__file__).parent,
-        env=environment(),
-        preexec_fn=no_room,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert full.returncode == 2, full.stderr
-    (line,) = [line for line in full.stderr.splitlines() if line.startswith("error: ")]
-    assert "not written" in line or "File too large" in line
+    with no_file_larger_than(20_000), pytest.raises(OSError, match=r"not written|File too large") as caught:
+        train(replace(config, resume="auto"))
+    assert "step-00000010" in str(caught.value)
+    assert "\n" not in str(caught.value)
     assert {p: p.read_bytes() for p in (config.out / "checkpoints").rglob("*") if p.is_file()} == before
     assert train(replace(config, resume="auto")).step == 20
 

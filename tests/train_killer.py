@@ -90,6 +90,7 @@ def kill_once_and_resume(config: TrainConfig, longest: float, draw: random.Rando
 def main() -> None:
     torch.set_num_threads(1)
     config, folder = from_json(sys.argv[1]), Path(sys.argv[2])
+    train(replace(config, out=folder / "warm"))  # what a first run imports and measures, once for all children
     draw = random.Random(int(sys.argv[4]))
     whole = replace(config, out=folder / "whole", resume="auto")
     _, seconds = attempt(whole, None)

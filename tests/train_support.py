@@ -5,10 +5,12 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -72,6 +74,19 @@ class Events:
         self.texts.append(text)
 
     def close(self) -> None: ...
+
+
+@contextmanager
+def no_file_larger_than(n_bytes: int) -> Iterator[None]:
+    """An error instead of a signal: like a disk that fills up."""
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (n_bytes, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, handler)
 
 
 def tiny_config(text: Path, out: Path, **changes: Any) -> TrainConfig:
