@@ -5,7 +5,10 @@ from __future__ import annotations
 import importlib.util
 import sys
 from collections.abc import Iterator
+from contextlib import nullcontext
+from io import StringIO
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -34,6 +37,7 @@ def load(name: str) -> Any:
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
+    sys.modules[module.__name__] = module  # dataclasses look there
     spec.loader.exec_module(module)
     module.THREADS = 1  # type: ignore[attr-defined]
     return module
@@ -118,6 +122,67 @@ def test_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     }
     assert {cell.tokens for cell in found.timed} == {16 * 32}  # the same number for all
     assert "gpt2 / spen ffn=topk, tokens=32" in found.ratios
+
+
+def test_training_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    module = load("training_small_gpu")
+    monkeypatch.setattr(sys, "stdin", ["0.01"])
+    module.worker(module.QUICK_SIZES["small"], torch.device("cpu"), tmp_path)
+    ready, answer = capsys.readouterr().out.splitlines()[-2:]
+    # What one says in this process stands for two others: each would take seconds to start.
+    others = [SimpleNamespace(stdin=StringIO(), stdout=StringIO(f"{ready}\n{answer}\n{answer}\n")) for _ in range(2)]
+    monkeypatch.setattr(module, "workers", lambda n, arguments: nullcontext(others[:n]))
+    found = run(module, tmp_path, monkeypatch)
+    for size in ("2m", "130m"):
+        assert found.figures[f"largest difference: pair=steps size={size} compiled=false"] == 0.0
+        (timed,) = (t for t in found.timed if t.factors["size"] == size and t.factors["graphed"])
+        assert len(timed.timing.seconds) == 6
+    one, two = (found.figures[f"tokens per second: cores={n}"] for n in (1, 2))
+    assert two == 2 * (one or 0.0) > 0
+
+
+class Obedient:
+    """A worker of `busy_cpu` that answers at once."""
+
+    def __init__(self, waiting: str, quick: bool) -> None:
+        self.waiting, self.ended = waiting, False
+
+    def ask(self, steps: int) -> str:
+        return "the same weights"
+
+    def end(self) -> None:
+        self.ended = True
+
+
+def test_beside_other_programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    module, begun = load("busy_cpu"), []
+    monkeypatch.setattr(module, "Worker", Obedient)
+    monkeypatch.setattr(module, "busy_loops", lambda n: nullcontext(begun.append(n)))
+    monkeypatch.setattr(module, "processors", lambda: 2)
+    found = run(module, tmp_path, monkeypatch)
+    assert begun == [0, 2]
+    assert {(t.factors["waiting"], t.factors["load"]) for t in found.timed} == {
+        (waiting, load) for waiting in ("spinning", "asleep", "shared") for load in (0, 2)
+    }
+    assert "waiting=spinning / waiting=shared, spen load=2" in found.ratios
+    assert "load=2 / load=0, spen waiting=shared" in found.ratios
+    monkeypatch.setattr(Obedient, "ask", lambda self, steps: self.waiting)
+    with pytest.raises(SystemExit, match="different weights"):
+        run(module, tmp_path, monkeypatch)
+
+
+def test_a_worker_trains_as_often_as_it_is_asked(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    module = load("busy_cpu")
+    monkeypatch.setattr(sys, "path", [str(FOLDER), *sys.path])
+    monkeypatch.setattr(module, "processors", lambda: 1)
+    for lines in (["1", "1"], ["2"]):
+        monkeypatch.setattr(sys, "stdin", lines)
+        module.work(quick=True)
+    ready, first, second, again, both = capsys.readouterr().out.splitlines()
+    assert ready == again == "ready"
+    assert first != second == both
 
 
 def test_length(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

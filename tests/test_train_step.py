@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import json
 import signal
-import subprocess
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
@@ -29,7 +27,7 @@ from ematrace.train.checkpoints import list_checkpoints
 from ematrace.train.distributed import World
 from ematrace.train.optimiser import parameter_groups
 from ematrace.train.step import AHEAD, Gradients, GraphedStep, PlainStep, _Slot, build_step, graph_obstacle
-from train_support import GPT2, curve, digest, environment, tiny_config, write_text
+from train_support import GPT2, curve, digest, tiny_config, write_text
 
 SHAPE = (2, 3, 5)  # micro-batches, sequences, tokens + 1
 ALONE = World(0, 1, torch.device("cpu"))
@@ -354,19 +352,3 @@ def test_a_replayed_run_stops_before_an_update_that_is_not_finite(
     with pytest.raises(NonFiniteLoss, match=r"step 2: the .* is .*; stopped before the update, there is no checkpoint"):
         train(config)
     assert [step for (step,) in curve(config.out, "step")] == [1]
-
-
-@pytest.mark.slow
-def test_the_benchmark_that_measures_steps_runs() -> None:
-    script = Path(__file__).parent.parent / "benchmarks" / "training_small_gpu.py"
-    command = [sys.executable, str(script), "--quick"]
-    done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-    cells = json.loads(done.stdout.splitlines()[-1])["cells"]
-    metrics = {tuple(cell["factors"].items()): cell["metrics"] for cell in cells}
-    for size in ("2m", "130m"):
-        pair = (("pair", "steps"), ("size", size), ("compiled", False))
-        assert metrics[pair]["largest_difference"]["value"] == 0.0
-        timed = (("contender", "spen"), ("size", size), ("compiled", False), ("graphed", True))
-        assert len(metrics[timed]["seconds"]["repetitions"]) == 6
-    assert metrics[("cores", 2),]["tokens_per_second"]["value"] > 0
