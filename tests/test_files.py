@@ -151,10 +151,11 @@ def test_the_kind_is_the_callers_and_true_is_no_number():
 
 def test_what_is_no_file_is_named_and_is_not_waited_for(tmp_path):
     os.mkfifo(tmp_path / "pipe")
-    for name in ("pipe", "."):
+    for name in ("pipe", "/dev/zero"):
         with pytest.raises(ValueError, match="not a file") as caught:
             read_json(tmp_path / name)
-        assert str(caught.value).startswith(str(tmp_path))
-    with pytest.raises(FileNotFoundError) as missing:
-        read_json(tmp_path / "none.json")
-    assert missing.value.filename == str(tmp_path / "none.json")
+        assert str(caught.value).startswith(str(tmp_path / name))
+    for name, kind in (("none.json", FileNotFoundError), (".", IsADirectoryError)):
+        with pytest.raises(kind) as named:
+            read_json(tmp_path / name)
+        assert named.value.filename == str(tmp_path / name)

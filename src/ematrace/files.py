@@ -18,14 +18,19 @@ _KINDS = {dict: "a JSON object", list: "a JSON array", str: "a JSON string", int
 
 def read_json(path: str | Path, kind: type = dict, *, allow_nan: bool = False) -> Any:
     """What a JSON file holds; see `parse_json`. An `OSError` names the file."""
+    return parse_json(read_bytes(path), path, kind, allow_nan=allow_nan)
+
+
+def read_bytes(path: str | Path) -> bytes:
+    """What a file holds. An `OSError` names it; a pipe or a device, which may have no end, is a `ValueError`."""
     path = Path(path)
     try:
-        if not stat.S_ISREG(path.stat().st_mode):  # a pipe would make us wait for ever
+        mode = path.stat().st_mode
+        if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
             raise ValueError(f"{path}: not a file")
-        content = path.read_bytes()
+        return path.read_bytes()
     except OSError as error:
         raise _naming(path, error) from None
-    return parse_json(content, path, kind, allow_nan=allow_nan)
 
 
 def parse_json(text: str | bytes, name: str | Path, kind: type = dict, *, allow_nan: bool = False) -> Any:

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 import msgspec
 
-from ematrace.files import parse_json, write_atomically
+from ematrace.files import parse_json, read_bytes, write_atomically
 from ematrace.names import parse_value
 from ematrace.results.provenance import Integer, Line, Provenance
 
@@ -261,9 +261,11 @@ def one_line(error: Exception) -> str:
 def read_file(path: str | Path) -> CellFile:
     """Read one result file; every problem is a `ResultError` that names it."""
     try:
-        data = Path(path).read_bytes()
+        data = read_bytes(path)
     except OSError as error:
         raise ResultError(f"{path}: {error.strerror or error}") from error
+    except ValueError as error:
+        raise ResultError(str(error)) from None
     return decode_file(data, path)
 
 
