@@ -172,6 +172,11 @@ class DataTable(Part):
         return (cell.content for row in (*self.head, *self.body) for cell in row.cells)
 
     @property
+    def labels(self) -> str:
+        """The names of the columns as CSS that the cells show on a phone; the first column is the card's heading."""
+        return "; ".join(f"--c{i}: {css_string(name)}" for i, name in enumerate(self.columns, start=1) if i > 1)
+
+    @property
     def columns(self) -> list[str]:
         """The name of each column, with that of its group before it."""
         names: list[list[str]] = []
@@ -190,6 +195,15 @@ class DataTable(Part):
                     covered[at] = cell.rowspan - 1
                     at += 1
         return [", ".join(filter(None, parts)) for parts in names]
+
+
+def css_string(text: str) -> str:
+    """Quoted for a style attribute; whatever is not a letter, a digit or a space is written as its code.
+
+    >>> css_string('W, "x"')
+    "'W\\\\2c  \\\\22 x\\\\22 '"
+    """
+    return "'" + "".join(c if c.isalnum() or c == " " else f"\\{ord(c):x} " for c in text) + "'"
 
 
 def plain_table(

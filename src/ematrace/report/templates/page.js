@@ -35,18 +35,11 @@ function sort(name, down) {
 }
 
 for (const head of heads) {
-  const button = document.createElement("button");
-  button.type = "button";
-  button.textContent = head.textContent;
-  button.addEventListener("click", () => sort(head.dataset.sort, order === head.dataset.sort && !backwards));
-  head.replaceChildren(button);
+  head.firstChild.addEventListener("click", () => sort(head.dataset.sort, order === head.dataset.sort && !backwards));
 }
-form.hidden = false;
 form.addEventListener("input", show);
 form.addEventListener("submit", (event) => event.preventDefault());
 field("by-order").addEventListener("change", (event) => sort(event.target.value, false));
-heads[0].setAttribute("aria-sort", "ascending");
-field("count").textContent = `${claims.length} claims`;
 
 // A link to something folded opens it; one to a claim that the filter hides shows all claims.
 function reveal() {
