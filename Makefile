@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 TEST_PROCESSES ?= 2
 
-.PHONY: reproduce test lint bench record defects wheel clean
+.PHONY: reproduce test test-browser lint bench record defects wheel clean
 
 reproduce: $(VENV)/.installed
 	$(BIN)/ematrace reproduce
@@ -12,6 +12,10 @@ reproduce: $(VENV)/.installed
 # Two at a time take two thirds of the time on two cores; TEST_PROCESSES=1 is kinder to a busy machine.
 test: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist worksteal
+
+# The page in a real browser, by Lighthouse and axe; needs any Chromium, Node and npm, and says so where one is missing.
+test-browser: $(VENV)/.installed-dev
+	$(BIN)/python scripts/check_page.py
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
