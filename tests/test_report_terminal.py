@@ -49,8 +49,8 @@ def rows(cells: Table) -> list[LedgerRow]:
 @pytest.fixture(scope="module")
 def cards(cells: Table, rows: list[LedgerRow]) -> dict[str, tuple[LedgerRow, str]]:
     claims = load_claims()
-    sample = cells.at(claims.defaults).sample
-    return {row.id: (row, text_of(claim_card(row, claims[row.id], sample))) for row in rows}
+    chosen = cells.at(claims.defaults)
+    return {row.id: (row, text_of(claim_card(row, claims[row.id], chosen))) for row in rows}
 
 
 def printed(rows: list[LedgerRow], width: int) -> str:
@@ -148,7 +148,7 @@ class TestCard:
                     claim.id
                 )
         rows = build_ledger(Table(()))
-        bare = text_of(claim_card(rows[0], load_claims()["C01"], lambda selector: None))
+        bare = text_of(claim_card(rows[0], load_claims()["C01"], Table(())))
         assert "not measured; ematrace reproduce controls" in " ".join(bare.split())
         assert "not run on this machine" in bare
 

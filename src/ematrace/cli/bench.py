@@ -18,6 +18,8 @@ import tyro
 from rich.console import Console
 from rich.text import Text
 
+from ematrace.names import did_you_mean
+
 if TYPE_CHECKING:
     from ematrace.results import CellFile
 
@@ -156,7 +158,7 @@ def choose(scripts: Sequence[Script], names: Sequence[str], *, quick: bool, gpu:
     known = {s.name: s for s in scripts}
     for name in names:
         if name not in known:
-            raise ValueError(f"no benchmark {name!r}; there are {', '.join(known)}")
+            raise ValueError(f"no benchmark {name!r}; there are {', '.join(known)}{did_you_mean(name, known)}")
         if known[name].needs == "cuda" and not gpu and not quick:
             raise ValueError(f"{name} needs a CUDA GPU, and torch sees none here; --quick runs toy sizes on a CPU")
     return [known[name] for name in dict.fromkeys(names)]

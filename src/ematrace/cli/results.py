@@ -77,7 +77,7 @@ def show_cards(ids: Sequence[str], rows: Sequence[LedgerRow], claims: Claims, ce
 
     of_id, evidence = {row.id: row for row in rows}, cells.at(claims.defaults)
     for i, id in enumerate(dict.fromkeys(ids)):
-        console.print(*([""] if i else []), claim_card(of_id[id], claims[id], evidence.sample), sep="\n")
+        console.print(*([""] if i else []), claim_card(of_id[id], claims[id], evidence), sep="\n")
 
 
 def write_page(command: Report, console: Console, error_console: Console) -> None:

@@ -13,6 +13,8 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ematrace.names import did_you_mean
+
 if TYPE_CHECKING:
     from ematrace.mixers.base import Mixer
 
@@ -128,7 +130,8 @@ def _imported(name: str) -> Any:
     if ":" in name:
         return _load(name, name)
     there = sorted({*MIXERS, *_registered, *(entry.name for entry in entry_points(group=ENTRY_POINTS))})
-    raise ValueError(f"no mixer {name!r}; there are: {', '.join(there)}, and yours as package.module:Class")
+    hint = did_you_mean(name, there)
+    raise ValueError(f"no mixer {name!r}; there are: {', '.join(there)}, and yours as package.module:Class{hint}")
 
 
 def _load(name: str, path: str) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -12,7 +12,8 @@ from rich.text import Text
 from ematrace.ledger import Check, Claim, Direction, LedgerRow, PaperFigure, tolerance_band
 from ematrace.report.formatting import digits, fold_paths, interval, number, plural
 from ematrace.report.verdicts import local_agreement, look_of, ours_lines, short_names, why_undecided
-from ematrace.results import Sample, Selector
+from ematrace.results import Selector
+from ematrace.results import Table as Results
 from ematrace.results.schema import SCALES
 
 HOLDS = {True: ("✓", "blue"), False: ("✗", "bold red"), None: ("○", "dim")}
@@ -21,21 +22,19 @@ LETTERS = re.compile(r"Δ?[WTD]")
 LEGEND = "accuracy: W within grammar A, T on transfer to grammar B, D on deep roles"
 
 
-def claim_card(row: LedgerRow, claim: Claim, sample: Callable[[Selector], Sample | None]) -> RenderableType:
-    """`sample` finds the figures of the control."""
+def claim_card(row: LedgerRow, claim: Claim, cells: Results) -> RenderableType:
+    """`cells` are those of the claims' default factors, which the row was made from."""
     look = look_of(row.verdict)
     head = Text.assemble((f"{row.id}  ", "bold"), (f"{look.sign} {row.verdict}", look.style))
     lines = Table.grid(padding=(0, 2))
     lines.add_column(style="dim", no_wrap=True)
     lines.add_column(ratio=1, overflow="fold")
-    for label, shown in _lines(row, claim, sample):
+    for label, shown in _lines(row, claim, cells):
         lines.add_row(label, shown)
     return Group(head, Text(row.claim), "", lines)
 
 
-def _lines(
-    row: LedgerRow, claim: Claim, sample: Callable[[Selector], Sample | None]
-) -> Iterator[tuple[str, RenderableType]]:
+def _lines(row: LedgerRow, claim: Claim, cells: Results) -> Iterator[tuple[str, RenderableType]]:
     yield "paper", Text(row.paper)
     if ours := _ours(row, claim):
         yield "ours", ours
@@ -60,8 +59,8 @@ def _lines(
         holds, conditions = row.robustness.all.holds, row.robustness.all.conditions
         yield "drawn", Text(f"every direction holds in {holds} of {conditions} randomly drawn grammars")
     if claim.control is not None:
-        yield "control", _control(claim, sample)
-    yield "here", _here(row, claim)
+        yield "control", _control(claim, cells)
+    yield "here", _here(row, claim, cells)
     if row.evidence:
         yield "evidence", Text("\n".join(fold_paths(row.evidence)))
     if claim.selectors:
@@ -116,18 +115,18 @@ def _figure(figure: PaperFigure, check: Check, name: str) -> tuple[Text, Text]:
     )
 
 
-def _control(claim: Claim, sample: Callable[[Selector], Sample | None]) -> Text:
+def _control(claim: Claim, cells: Results) -> Text:
     assert claim.control is not None
     found = []
     for selector, name in zip(claim.control.of, short_names(claim.control.of), strict=True):
-        measured = sample(selector)
+        measured = cells.sample(selector)
         if measured is not None:
             found.append(f"{name if len(claim.control.of) > 1 else ''} {number(measured.mean)}".strip())
     missing = f"not measured; ematrace reproduce {claim.control.of[0].experiment}"
     return Text(f"{claim.control.what}: {'  '.join(found) or missing}")
 
 
-def _here(row: LedgerRow, claim: Claim) -> Text:
+def _here(row: LedgerRow, claim: Claim, cells: Results) -> Text:
     """This machine's own run beside the evidence."""
     if row.local is None:
         return Text("not run on this machine")
@@ -137,4 +136,15 @@ def _here(row: LedgerRow, claim: Claim) -> Text:
         return Text(text)
     ours = "  ".join(f"{name} {mean}" for name, mean, _ in ours_lines(row.local, claim))
     seeds = plural(row.local.n_seeds, "seed") if row.local.n_seeds else "nothing measured"
-    return Text(f"{text}; {ours + ', ' if ours else ''}{seeds}")
+    settings = ", with other settings than the evidence" if _has_other_settings(claim, cells) else ""
+    return Text(f"{text}; {ours + ', ' if ours else ''}{seeds}{settings}")
+
+
+def _has_other_settings(claim: Claim, cells: Results) -> bool:
+    """Whether this machine's run was another measurement: a toy, say."""
+    own = cells.local()
+    for selector in claim.selectors:
+        evidence, ours = cells.select(selector), own.select(selector)
+        if evidence and ours and evidence.cells[0].cell.settings != ours.cells[0].cell.settings:
+            return True
+    return False
