@@ -15,7 +15,7 @@ from ematrace.train import TrainConfig, train
 from ematrace.train.config import RECIPES, resolve_recipe
 from ematrace.train.data import fit_to_text
 from test_language_cli import call
-from train_support import SPEN, Events, write_prose
+from train_support import GPT2, SPEN, Events, write_prose
 
 SMALL = ("--overrides", *SPEN, "--device", "cpu")
 
@@ -55,6 +55,17 @@ def test_one_file_is_enough(
     assert figures["bytes"] < 0.2 * 5_000
     assert f"{figures['cross_entropy']:.3f} ± {(figures['interval'][1] - figures['interval'][0]) / 2:.3f}" in said
     assert call(monkeypatch, "generate", "run", "The", "--max-new-tokens", "3", "--device", "cpu") == 0
+
+
+def test_a_transformer_has_a_sample_too_however_few_its_positions(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("mine.txt").write_text(write_prose(5_000), encoding="utf-8")
+    short = ("--length", "16", "--tokens", "512", "--overrides", *GPT2, "--device", "cpu")
+    assert call(monkeypatch, "train", "--preset", "gpt2-tiny", "--data", "mine.txt", *short) == 0
+    said = capsys.readouterr().out
+    assert said[said.index("a sample:") :].split("next:")[0].strip() != "a sample:"
+    assert "stream" not in said
 
 
 def test_a_run_goes_on_without_its_settings_and_with_its_split(tmp_path: Path) -> None:

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from ematrace.text import Source
     from ematrace.train import TrainSummary
 
+SAMPLE = 60
+"""Tokens that are shown at the end of a run."""
 THOUSANDS = {"K": "e3", "M": "e6", "B": "e9", "T": "e12"}
 
 
@@ -118,7 +120,9 @@ def show_result(command: TrainConfig, summary: TrainSummary, console: Console) -
 
     lines = held_out_lines(summary, evaluate_held_out(command, summary))
     console.print("\n".join(["", *lines, "", "a sample:"]), soft_wrap=True, highlight=False, markup=False)
-    generate_text(Generate(str(command.out), "", max_new_tokens=60, decoder="eager", device=command.device))
+    limited = not command.preset.startswith("spen")  # to the positions that it was trained on
+    tokens = min(SAMPLE, summary.settings["length"] - 1) if limited else SAMPLE
+    generate_text(Generate(str(command.out), "", max_new_tokens=tokens, decoder="eager", device=command.device))
     console.print("\n".join(["", *next_commands(command)]), soft_wrap=True, highlight=False, markup=False)
 
 
