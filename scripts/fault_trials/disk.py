@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from fault_trials.commands import Refused, run_command
-from fault_trials.material import PROMPT, config_of, new_spcn, sentences
+from fault_trials.material import PROMPT, config_of, new_spcn, run_kernel, sentences
 from fault_trials.outcomes import HARMLESS, LOST, RECOVERED, REFUSED, SILENT, SKIPPED, Ended, Outcome
 from fault_trials.reading import open_pack, run_digest
 from fault_trials.sandbox import refusal, unexpected
@@ -108,6 +108,24 @@ def evaluate_into(root: Path, draw: random.Random) -> None:
     run_command(["eval", str(root / "run" / "model"), "--data", data, "--out", str(out)])
 
 
+def export_into(root: Path, draw: random.Random) -> None:
+    """All or nothing."""
+    out = Path(FULL, "mine")
+    try:
+        run_command(["export", str(root / "run" / "model"), "--out", str(out)])
+    finally:
+        if out.exists() and not (out / "manifest.json").is_file():
+            raise Ended(LOST, f"half a model: {[p.name for p in out.iterdir()]}")
+
+
+def compile_into(root: Path, draw: random.Random) -> None:
+    """No room for the machine code: the function runs all the same."""
+    shutil.copy(root / "kernels" / "kernel.py", FULL)
+    fill()
+    if run_kernel(Path(FULL)) != run_kernel(root / "kernels"):
+        raise Ended(SILENT, "another result")
+
+
 def print_to_full_device(root: Path, draw: random.Random) -> None:
     """Standard output on a full disk."""
     from fault_trials.commands import exit_code
@@ -126,6 +144,8 @@ DISKS: dict[str, tuple[Callable[[Path, random.Random], None], tuple[int, int]]] 
     "pack": (pack_into, (4096, 30_000)),
     "report": (report_into, (8192, 200_000)),
     "eval": (evaluate_into, (8192, 50_000)),
+    "export": (export_into, (8192, 200_000)),
+    "machine_code": (compile_into, (8192, 8192)),
     "stdout": (print_to_full_device, (8192, 8192)),
 }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import importlib.util
 import json
 import lzma
 import os
@@ -79,6 +80,7 @@ def build(root: Path) -> None:
     write_states(root)
     write_spcn(root / "spcn")
     write_old_formats(root)
+    write_kernel(root / "kernels")
     write_cells(root / "cells")
     from ematrace.grammar import reader
 
@@ -133,6 +135,37 @@ def write_states(root: Path) -> None:
         folder = root / "states" / name
         folder.mkdir(parents=True)
         stream.save(folder / "state.safetensors")
+
+
+KERNEL = """
+from ematrace.jit import compiled
+
+
+@compiled()
+def total(x, out):
+    for i in range(x.size):
+        out[0] += x[i] * i
+"""
+
+
+def write_kernel(folder: Path) -> None:
+    """A function of one's own, compiled as the package's are, with its machine code in a cache beside it."""
+    folder.mkdir()
+    (folder / "kernel.py").write_text(KERNEL)
+    run_kernel(folder)
+
+
+def run_kernel(folder: Path) -> bytes:
+    import numpy as np
+
+    spec = importlib.util.spec_from_file_location("kernel", folder / "kernel.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    out = np.zeros(1)
+    module.total(np.arange(20.0), out)
+    return out.tobytes()
 
 
 def new_spcn(seed: int) -> Any:

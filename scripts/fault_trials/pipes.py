@@ -31,6 +31,9 @@ def commands(root: Path) -> dict[str, list[str]]:
         "reproduce": ["reproduce", "C10", "--dry-run"],
         "eval": ["eval", model, "--data", text],
         "generate": ["generate", model, "the cat", "--max-new-tokens", "8"],
+        "export": ["export", model, "--out", "mine"],
+        "version": ["--version"],
+        "bench": ["bench", "--help"],
         "stream": ["stream", model, "--state", STATE],
         "check": ["check", "none"],
         "train": [

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from fault_trials.commands import Refused, run_command
-from fault_trials.material import EVERY, KILLED_AT, PROMPT, STEPS, config_of, sentences, streamed
+from fault_trials.material import EVERY, KILLED_AT, PROMPT, STEPS, config_of, run_kernel, sentences, streamed
 from fault_trials.mutations import DELETED, damage
 from fault_trials.outcomes import CHANGED, HARMLESS, LOST, RECOVERED, SILENT, Ended, Outcome
 from fault_trials.sandbox import Trial, digest, refusal, unexpected
@@ -41,9 +41,11 @@ class Target:
     sealed: bool = False
     """Whether the manifest beside a damaged file is brought up to date: whoever made the file made it so."""
 
+    pattern: str = "*"
+
     def files(self, root: Path) -> list[Path]:
         """Files and folders."""
-        found = sorted(p for p in (root / self.folder).rglob("*") if p.name != ".lock")
+        found = sorted(p for p in (root / self.folder).rglob(self.pattern) if p.name != ".lock")
         return [path.relative_to(root) for path in found]
 
     def trial(self, root: Path, index: int) -> Trial:
@@ -266,6 +268,15 @@ TARGETS = (
     Target("run_sealed", "killed", 0.06, {"resume": resume("killed")}, checked=False, same=RECOVERED, sealed=True),
     Target("streamed", "streamed", 0.03, {"resume": resume("streamed", streamed)}, checked=True, same=RECOVERED),
     Target("packed", "cache", 0.05, {"open": open_pack}, checked=True, same=RECOVERED),
+    Target(
+        "machine_code",
+        "kernels",
+        0.02,
+        {"run": lambda root: digest(run_kernel(Path("kernels")))},
+        checked=True,
+        same=RECOVERED,
+        pattern="*.nb?",
+    ),
     Target("cells", "cells", 0.04, {"ledger": ledger, "report": report}, checked=False),
     Target("grammar", "grammar", 0.03, {"sample": sample_grammar}, checked=False),
     Target("text", "own", 0.05, {"read": read_text, "stream": pipe_text}, checked=False),
