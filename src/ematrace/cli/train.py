@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -118,6 +118,7 @@ def show_result(command: TrainConfig, summary: TrainSummary, console: Console) -
     """The end of a run: the held-out loss beside that of token frequencies, a sample, and what to type next."""
     from ematrace.report.training import held_out_lines, next_commands
 
+    command = replace(command, validation=summary.settings["validation"])  # a resumed run has its own
     lines = held_out_lines(summary, evaluate_held_out(command, summary))
     console.print("\n".join(["", *lines, "", "a sample:"]), soft_wrap=True, highlight=False, markup=False)
     limited = not command.preset.startswith("spen")  # to the positions that it was trained on
@@ -144,9 +145,8 @@ def evaluate_held_out(command: TrainConfig, summary: TrainSummary) -> Evaluation
 
 
 def evaluate_models(command: Eval, console: Console, error_console: Console) -> None:
-    from ematrace.evaluation import as_json, comparison_json, evaluate, first_tokens, model_folder
+    from ematrace.evaluation import as_json, comparison_json, model_folder
     from ematrace.report.language import comparison_table, evaluation_tables
-    from ematrace.report.progress import token_counter
     from ematrace.text import open_source
 
     started = time.monotonic()
@@ -155,25 +155,16 @@ def evaluate_models(command: Eval, console: Console, error_console: Console) -> 
     if len(set(command.model)) < len(command.model):
         raise ValueError(f"model: {next(m for m in command.model if command.model.count(m) > 1)} is given twice")
     several = len(command.model) > 1
+    for name, limit in (("context", command.context), ("max_tokens", command.max_tokens)):
+        if limit is not None and limit < 1:
+            raise ValueError(f"{name} is {limit}; it must be at least 1")
     if several and command.unigram is not None:
         raise ValueError("unigram: with several models each has its own")
     if command.out is not None:
         writable(command.out)
     source = open_source(command.data)
     split = part_to_score([Path(model_folder(name)) for name in command.model], source, command.split)
-    results: dict[str, Evaluation] = {}
-    cut = None
-    for name in command.model:
-        consent = (command.mixer, command.trust_remote_code)
-        model, tokenizer, folder = load_language_model(name, command.device, *consent)
-        if several and command.max_tokens is not None and cut is None:  # the same text whatever the tokenizer
-            cut = first_tokens(source.part(split), tokenizer, command.max_tokens)
-        with token_counter(error_console) as progress:
-            results[name] = evaluate(
-                model, tokenizer, cut if cut is not None else source.part(split), context=command.context,
-                max_tokens=None if several else command.max_tokens, unigram=unigram_of(folder, command.unigram),
-                progress=progress,
-            )  # fmt: skip
+    results = score_models(command, source, split, error_console)
     settings = {"data": command.data, "split": split, "context": command.context}
     seconds = time.monotonic() - started
     if several:
@@ -193,6 +184,32 @@ def evaluate_models(command: Eval, console: Console, error_console: Console) -> 
         console.print(shown)
 
 
+def score_models(command: Eval, source: Source, split: str, error_console: Console) -> dict[str, Evaluation]:
+    from ematrace.evaluation import evaluate, first_tokens
+    from ematrace.report.progress import token_counter
+
+    results: dict[str, Evaluation] = {}
+    cut, max_tokens = None, command.max_tokens
+    for name in command.model:
+        consent = (command.mixer, command.trust_remote_code)
+        model, tokenizer, folder = load_language_model(name, command.device, *consent)
+        unigram = unigram_of(folder, command.unigram, len(tokenizer))
+        if len(command.model) > 1 and max_tokens is not None:  # the same text whatever the tokenizer
+            cut, max_tokens = first_tokens(source.part(split), tokenizer, max_tokens), None
+        documents = source.part(split) if cut is None else cut
+        with token_counter(error_console) as progress:
+            results[name] = evaluate(
+                model,
+                tokenizer,
+                documents,
+                context=command.context,
+                max_tokens=max_tokens,
+                unigram=unigram,
+                progress=progress,
+            )
+    return results
+
+
 def part_to_score(folders: list[Path], source: Source, asked: str) -> str:
     """Which split of the text, and on `source` what it is: held out by every model that was trained on this text."""
     from ematrace.text import open_source
@@ -210,9 +227,14 @@ def part_to_score(folders: list[Path], source: Source, asked: str) -> str:
     return ("validation" if parts else "all") if asked == "auto" else asked
 
 
-def unigram_of(folder: Path, given: Path | None) -> Unigram | None:
+def unigram_of(folder: Path, given: Path | None, entries: int) -> Unigram | None:
     """The unigram model of what the language model was trained on."""
     from ematrace.baselines.language import UNIGRAM, Unigram
 
     counts = given or (folder / UNIGRAM)
-    return Unigram.load(counts) if given is not None or counts.is_file() else None
+    if given is None and not counts.is_file():
+        return None
+    unigram = Unigram.load(counts)
+    if unigram.vocab_size != entries:
+        raise ValueError(f"{counts}: counts of {unigram.vocab_size} tokens, but the tokenizer has {entries}")
+    return unigram
