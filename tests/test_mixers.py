@@ -123,7 +123,7 @@ def test_no_biases() -> None:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("emma", r"^no mixer 'emma'; there are: attention, ema, .*, none, and yours as package.module:Class$"),
+        ("emma", r"^no mixer 'emma'; there are: attention, ema, .*, none, and yours .*; did you mean ema\?$"),
         ("base", r"^no mixer 'base'; there are: "),
         ("../mymodule:Mine", r"^mixer '../mymodule:Mine': a path must be package.module:Class$"),
         ("mymodule:", r"a path must be package.module:Class$"),
