@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from defects.planting import defect, wrap
+from defects.planting import defect, with_result, wrap
 
 
 @defect("bench.compare", "test_bench_cells.py", "TestRatio")
@@ -25,3 +25,9 @@ def warm_up_counts(measure: Any) -> None:
         "_in_turn",
         lambda original: lambda work, once, repetitions, warmup: original(work, once, repetitions + warmup, 0),
     )
+
+
+@defect("bench.script", "test_bench.py", "beside_other_programs")
+def busy_machine_recorded(script: Any) -> None:
+    """Times that were taken beside other programs are written to the results."""
+    with_result(script, "too_busy", lambda problem: None)

@@ -24,6 +24,12 @@ def file_written_in_place(files: Any) -> None:
     replaced(files, "write_atomically", write_atomically)
 
 
+@defect("sharing", "test_sharing.py", "own_work")
+def own_work_taken_for_others(sharing: Any) -> None:
+    """Training sees itself as the load beside it."""
+    with_result(sharing.Meter, "others", lambda others: None if others is None else others + 1.0)
+
+
 @defect("kernels", "test_kernels_edges.py", "switch")
 def kernels_cannot_be_switched_off(kernels: Any) -> None:
     """The switch is not asked."""

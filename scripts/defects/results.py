@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from defects.planting import defect, skipped, with_result
+from defects.planting import defect, replaced, skipped, with_result
 
 
 @defect("results.select", "test_results_select.py", "ambiguous")
@@ -44,10 +44,10 @@ def repetitions_counted_as_seeds(select: Any) -> None:
     with_result(select.Table, "select", lambda found: None if found is None else spread(found))
 
 
-@defect("results.schema", "test_results.py", "given_twice")
-def metric_given_twice_accepted(schema: Any) -> None:
+@defect("files", "test_results.py", "given_twice")
+def metric_given_twice_accepted(files: Any) -> None:
     """Of two equal keys in a file the first is lost without a word."""
-    skipped(schema, "_refuse_duplicates")
+    replaced(files, "_unique", lambda pairs: dict(pairs))
 
 
 def _renamed(file: Any, path: Any) -> Any:
@@ -58,3 +58,9 @@ def _renamed(file: Any, path: Any) -> Any:
         unpack = staticmethod(file.unpack)
 
     return Anywhere()
+
+
+@defect("results.sample", "test_results_select.py", "one_timing")
+def median_with_the_interval_of_the_mean(sample: Any) -> None:
+    """What is shown is a median, and the interval lies around something else."""
+    replaced(sample, "median_interval", sample.seed_interval)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from defects.planting import defect, skipped, with_arguments, wrap
+from defects.planting import defect, skipped, with_arguments, with_result, wrap
 
 
 def _rule(kernels: Any, function: str, **changes: Any) -> None:
@@ -57,3 +57,9 @@ def fast_and_slow_exchanged(kernels: Any) -> None:
         return run
 
     wrap(kernels, "run", broken)
+
+
+@defect("spcn.storage", "test_spcn_files.py", "flipped_bit")
+def damaged_weights_loaded(storage: Any) -> None:
+    """The checksum is that of nothing."""
+    with_result(storage, "checksum", lambda digest: "")
