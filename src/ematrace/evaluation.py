@@ -227,7 +227,8 @@ def evaluate(
     baselines: dict[str, ContextFree] = {"uniform": Uniform(encoder.vocab_size)}
     if unigram is not None:
         if unigram.vocab_size != encoder.vocab_size:
-            raise ValueError(f"the unigram has {unigram.vocab_size} entries, the tokenizer {encoder.vocab_size}")
+            counts = f"the unigram has {unigram.vocab_size} entries, the tokenizer {encoder.vocab_size}"
+            raise ValueError(f"{counts}: unigram.safetensors or tokenizer.json is damaged, or of another model")
         baselines = {"unigram": unigram} | baselines
     result = Evaluation(encoder.fingerprint)
     model.eval()
