@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -74,7 +75,8 @@ def wait_for(condition: Callable[[], bool]) -> bool:
 @pytest.fixture
 def _quick_looks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sharing, "INTERVAL", 0.02)
-    monkeypatch.setattr(sharing, "processors", torch.get_num_threads)
+    monkeypatch.setattr(sharing, "_bound_to", lambda: 2)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
 
 
 @pytest.mark.usefixtures("_quick_looks")
@@ -96,6 +98,24 @@ def test_a_spare_team_is_kept_while_others_are_busy(monkeypatch: pytest.MonkeyPa
         load = 2.0
         assert wait_for(lambda: "ematrace spare" in names())
     assert not names() & {"ematrace load", "ematrace spare"}
+
+
+@pytest.mark.usefixtures("_quick_looks")
+@pytest.mark.parametrize(("threads", "bound", "teams"), [(2, 2, 1), (8, 16, 2), (4, 5, 1), (2, 6, 5), (1, 2, 0)])
+def test_as_many_teams_as_exceed_the_processors(
+    monkeypatch: pytest.MonkeyPatch, threads: int, bound: int, teams: int
+) -> None:
+    """libgomp counts `threads` for the first team and one less for each other; it must find more than processors."""
+    made: list[int] = []
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    monkeypatch.setattr(sharing, "_bound_to", lambda: bound)
+    monkeypatch.setattr(sharing.Meter, "others", lambda self: float(bound))
+    monkeypatch.setattr(sharing, "_SpareThreads", lambda n: made.append(n) or SimpleNamespace(end=lambda: None))
+    with sharing.shared_processors():
+        assert wait_for(lambda: bool(made)) if teams else not time.sleep(0.1)
+    assert made == ([teams] if teams else [])
+    if teams:
+        assert threads + teams * (threads - 1) > bound >= threads + (teams - 1) * (threads - 1)
 
 
 @pytest.mark.usefixtures("_quick_looks")

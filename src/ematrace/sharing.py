@@ -8,8 +8,8 @@ beside two busy loops on two cores, spen-tiny trains at a twentieth of its speed
 
 libgomp reads how long to spin (GOMP_SPINCOUNT, OMP_WAIT_POLICY) once, when torch is loaded, so that it cannot follow
 what a machine does for an hour. But it spins shortly whenever the process has more OpenMP threads than there are
-processors. So a spare team of threads, which does nothing, is kept while others are busy, and is let go when they are
-not. The number of threads that compute stays the same, and so do all results, to the bit.
+processors. So spare threads, which do nothing, are kept while others are busy, and are let go when they are not. The
+number of threads that compute stays the same, and so do all results, to the bit.
 """
 
 from __future__ import annotations
@@ -113,15 +113,16 @@ def _limit_threads() -> None:
 
 def _watch(done: threading.Event) -> None:
     meter = Meter()
-    spare: _SpareTeam | None = None
+    spare: _SpareThreads | None = None
     while not done.wait(INTERVAL):
         torch: Any = sys.modules.get("torch")
         others = meter.others()
         if others is None or not hasattr(torch, "get_num_threads"):  # not imported, or not wholly
             continue
-        missing = others + torch.get_num_threads() - processors()
-        if spare is None and missing > BUSY:
-            spare = _SpareTeam()
+        threads, n = torch.get_num_threads(), _bound_to()
+        missing = others + threads - n
+        if spare is None and threads > 1 and missing > BUSY:
+            spare = _SpareThreads((n - threads) // (threads - 1) + 1)
         elif spare is not None and missing < QUIET:
             spare.end()
             spare = None
@@ -129,13 +130,16 @@ def _watch(done: threading.Event) -> None:
         spare.end()
 
 
-class _SpareTeam:
-    """A thread with OpenMP threads of its own, which all sleep."""
+class _SpareThreads:
+    """Threads with OpenMP threads of their own, which all sleep: each adds a team to those that libgomp counts."""
 
-    def __init__(self) -> None:
+    def __init__(self, n_teams: int) -> None:
         self._done = threading.Event()
-        self._thread = threading.Thread(target=self._hold, name="ematrace spare", daemon=True)
-        self._thread.start()
+        self._threads = [
+            threading.Thread(target=self._hold, name="ematrace spare", daemon=True) for _ in range(n_teams)
+        ]
+        for thread in self._threads:
+            thread.start()
 
     def _hold(self) -> None:
         import torch
@@ -145,4 +149,5 @@ class _SpareTeam:
 
     def end(self) -> None:
         self._done.set()
-        self._thread.join()
+        for thread in self._threads:
+            thread.join()
