@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from importlib import metadata, resources
+from importlib import resources
 from pathlib import Path
 
 from markupsafe import Markup
 
+from ematrace import __version__
 from ematrace.bench.cells import is_benchmark
 from ematrace.files import write_atomically
 from ematrace.ledger import Claims, LedgerRow
@@ -53,7 +54,7 @@ def render_report(data: ReportData, made: datetime | None = None) -> str:
             speed_lede=LEDE,
             provenance=provenance_parts(data),
             date=(made or datetime.now(UTC)).astimezone(UTC).strftime("%Y-%m-%d %H:%M UTC"),
-            version=_version(),
+            version=__version__,
             style=_asset("style.css"),
             script=_asset("page.js"),
         )
@@ -63,13 +64,6 @@ def render_report(data: ReportData, made: datetime | None = None) -> str:
 def _asset(name: str) -> Markup:
     """A file of ours that is put into the page as it is."""
     return Markup(resources.files("ematrace.report").joinpath("templates", name).read_text(encoding="utf-8"))
-
-
-def _version() -> str:
-    try:
-        return metadata.version("ematrace")
-    except metadata.PackageNotFoundError:
-        return "without a version"
 
 
 def title_of(experiment: str) -> str:

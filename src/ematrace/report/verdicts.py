@@ -76,7 +76,8 @@ def _name(operand: Selector | PaperFigure, selector: Selector, among: Sequence[S
     pieces = [selector.experiment] if len(peers) < len(among) else []
     for factor, value in selector.where.items():
         if any(peer.where.get(factor) != value for peer in peers):
-            pieces.append(value if isinstance(value, str) else f"{factor} {value}".replace("_", " "))
+            named = f"{value}-d" if factor == "dimensions" else f"{factor} {value}".replace("_", " ")
+            pieces.append(value if isinstance(value, str) else named)
     if any(peer.metric != selector.metric for peer in peers) or not pieces:
         pieces.append(LETTERS.get(selector.metric, selector.metric))
     pieces = [READABLE.get(piece, piece) for piece in pieces]
