@@ -25,6 +25,16 @@ def held_out_documents_trained_on(documents: Any) -> None:
     )
 
 
+@defect("text.documents", "test_text_held_out.py", "by_their_tails")
+def held_out_tails_trained_on(documents: Any) -> None:
+    """The training split of a lone document is all of it."""
+
+    def leave_whole(original: Any) -> Any:
+        return lambda document, split, share: document if split == "train" else original(document, split, share)
+
+    wrap(documents, "_without_or_only_tail", leave_whole)
+
+
 @defect("text.streamed", "test_text_streamed.py", "resumed_anywhere and files")
 def stream_resumes_at_the_document(streamed: Any) -> None:
     """The place inside a document is forgotten."""
