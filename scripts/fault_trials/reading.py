@@ -54,6 +54,9 @@ class Target:
 
         def run() -> Outcome:
             copy(root, self.folder)
+            names = {path.name, "standard input"}
+            if path.name == "manifest.json":  # what it says of another file is wrong: that file is named
+                names |= {other.name for other in path.parent.iterdir()}
             what = damage(path, random.Random(f"{self.name}:{index}"))
             if self.sealed:
                 seal(path)
@@ -61,7 +64,7 @@ class Target:
             try:
                 found = self.uses[use](root)
             except (Refused, ValueError, OSError) as error:
-                outcome = refusal(str(error), (path.name, path.parent.name))
+                outcome = refusal(str(error), names)
             except Ended as ended:
                 whole = path.suffix == "" and what.endswith(DELETED)  # all checkpoints: nothing to go on from
                 outcome = Outcome(CHANGED) if whole and ended.outcome.name == LOST else ended.outcome
