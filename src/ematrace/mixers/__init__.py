@@ -1,7 +1,7 @@
 """Context mechanisms: one file each, one interface (`Mixer`), found by file name, by dotted path or by entry point.
 
 >>> sorted(MIXERS)
-['attention', 'ema', 'ema_learned', 'gated_delta', 'gla', 'hgrn', 'linear_attention', 'none']
+['attention', 'ema', 'ema_attention', 'ema_learned', 'gated_delta', 'gla', 'hgrn', 'linear_attention', 'none']
 >>> mixer = build_mixer("ema", d_model=8, alphas=[0.5, 0.1])
 >>> mixer.state_size(seq_len=100), mixer.flops(seq_len=100)
 (16, 256.0)
