@@ -292,6 +292,22 @@ def test_a_folder_with_other_things_in_it_is_not_touched(bpe: Any, tmp_path: Pat
         pack(Listed(["a"]), bpe, tmp_path / "thesis.tex")
 
 
+@pytest.mark.parametrize("damaged", ["index.json", "tokens-00000.bin", "offsets.bin"])
+@pytest.mark.parametrize("content", [None, b"", b"[]"])
+def test_a_damaged_pack_in_the_cache_is_made_again(
+    bpe: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damaged: str, content: bytes | None
+) -> None:
+    monkeypatch.setenv("EMATRACE_CACHE", str(tmp_path))
+    first = pack(Listed(["some text"]), bpe)
+    (path,) = first.folder.rglob(damaged)
+    path.unlink()
+    if content is not None:
+        path.write_bytes(content)
+    again = pack(Listed(["some text"]), bpe)
+    assert again.fingerprint == first.fingerprint
+    assert again.tokens(0, again.n_tokens).tolist() == [*bpe("some text").input_ids, bpe.eos_token_id]
+
+
 def test_a_full_disk_while_packing_loses_nothing(bpe: Any, tmp_path: Path) -> None:
     """A limit on the size of files stands in for the full disk: the same error from the same call."""
     (tmp_path / "big.txt").write_text("many words in a row\n" * 20_000)

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from ematrace.text import Document, load_tokenizer, train_bpe
 from ematrace.text.corpora import BuiltinSource
-from ematrace.text.tokenizers import END_OF_TEXT, DocumentEncoder, tokenizer_fingerprint
+from ematrace.text.tokenizers import END_OF_TEXT, DocumentEncoder, local_gpt2, tokenizer_fingerprint
 
 GPT2 = Path(__file__).parents[1] / "../shared/data/tokenizer"
 needs_gpt2 = pytest.mark.skipif(
@@ -148,7 +148,9 @@ def test_gpt2_nowhere_says_what_was_tried(tmp_path: Path, monkeypatch: pytest.Mo
     with pytest.raises(FileNotFoundError, match=r"no-tiktoken.*openai-community/gpt2.*EMATRACE_GPT2") as error:
         load_tokenizer("gpt2")
     assert str(tmp_path / "nothing-here") in str(error.value)
+    assert "Train one on your text with --tokenizer bpe" in str(error.value)
     assert "\n" not in str(error.value)
+    assert local_gpt2() is None
 
 
 def test_a_wrong_file_is_not_taken_for_gpt2(bpe: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

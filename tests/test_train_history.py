@@ -145,6 +145,24 @@ def another_run(folder: Path) -> None:
     change_state(config=record["config"] | {"seed": 5})(folder)
 
 
+def test_a_run_of_an_earlier_version_goes_on_with_its_documents_held_out(whole: TrainConfig, tmp_path: Path) -> None:
+    """It recorded neither a share nor tails: 1% of the documents by the hash of their names, however few those are."""
+    config = replace(whole, out=tmp_path / "run", validation=None, validation_share=0.01, length=8)
+    train(replace(config, checkpoint_every=5), display=Events(at_step=4))
+    new = ("validation_share", "held_out_tails")
+    settings = json.loads((config.out / "config.json").read_text(encoding="utf-8"))
+    assert [settings[name] for name in new] == [0.01, False]
+    earlier = {name: value for name, value in settings.items() if name not in new} | {"vocab_size": 4096}
+    (config.out / "config.json").write_text(json.dumps(earlier), encoding="utf-8")
+    (checkpoint,) = (config.out / "checkpoints").iterdir()
+    change_state(config=earlier)(checkpoint)
+    rewrite_manifest(checkpoint)
+    with pytest.raises(ValueError, match=r"field 'validation_share': the run has 0\.01"):
+        train(replace(config, resume="auto", validation_share=0.2))
+    assert train(replace(config, resume="auto", validation_share=None)).step == 40
+    assert json.loads((config.out / "config.json").read_text(encoding="utf-8"))["validation_share"] == 0.01
+
+
 WRONG: dict[str, Callable[[Path], None]] = {
     "a list as its state": lambda folder: (folder / "state.json").write_text("[]") and None,
     "a step that is text": change_state(step="20"),

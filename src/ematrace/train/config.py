@@ -231,8 +231,13 @@ def adopt(config: TrainConfig, recorded: Mapping[str, Any], where: str | Path) -
 
 
 def refuse_contradiction(recorded: Mapping[str, Any], present: Mapping[str, Any], where: str | Path) -> None:
-    """ValueError if a run would be resumed with other settings than it started with; those left unset do not count."""
+    """ValueError if a run would be resumed with other settings than it started with.
+
+    Those that the command leaves unset do not count, nor does the held-out share of a run that recorded none.
+    """
     for name in FIXED_FIELDS:
+        if name == "validation_share" and name not in recorded:
+            continue
         if present[name] is not None and recorded.get(name) != present[name]:
             raise ValueError(
                 f"{where}: field '{name}': the run has {recorded.get(name)!r}, this command has {present[name]!r}"

@@ -109,6 +109,8 @@ def _train(config: TrainConfig, world: World, display: Display) -> TrainSummary:
         refuse_contradiction(recorded, as_plain(config), where)
         config = adopt(config, recorded, where)
         held_out = HeldOut.read(recorded, where, HeldOut.of(open_source(config.data)))
+        if config.validation_share not in (None, held_out.share):
+            raise ValueError(f"{where}: field 'validation_share': the run has {held_out.share}")
     precision: Precision = config.precision or ("bfloat16" if world.device.type == "cuda" else "float32")
     begun = world.broadcast((config.out / CONFIG).exists())
     asked = resolve_recipe(config)
