@@ -103,6 +103,8 @@ def test_a_file_that_the_manifest_does_not_list_is_not_read(saved: Path, tmp_pat
         ("spen", {"n_layers": True}, "config.json: SpenConfig.n_layers is True"),
         ("spen", {"k": "4"}, "config.json"),
         ("spen", {"k": 99}, "config.json: SpenConfig.k is 99"),
+        ("spen", {"gamma": float("nan")}, "config.json: SpenConfig.gamma is nan"),
+        ("spen", {"load_balance": float("inf")}, "config.json: SpenConfig.load_balance is inf"),
         ("spen", {"gamma": -0.5}, "config.json: SpenConfig.gamma is -0.5"),
         ("spen", {"alphas": [0.5, 7]}, "config.json: SpenConfig.alphas"),
         ("spen", {"tie_word_embeddings": False}, "the weights have no tensor 'lm_head.weight'"),

@@ -30,8 +30,8 @@ CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.
 TOKENIZER, GENERATION = "tokenizer.json", "generation_config.json"
 # What transformers reads in a folder: these must be in the manifest, if there is one, and be files.
 READ = (
-    *(CONFIG, GENERATION, "*.safetensors", "*.index.json", "tokenizer*", "special_tokens_map.json"),
-    *("added_tokens.json", "vocab.*", "merges.txt", "chat_template*", "adapter_config.json"),
+    *(CONFIG, GENERATION, "*.safetensors", "*.index.json", "tokenizer.*", "tokenizer_config.json"),
+    *("special_tokens_map.json", "added_tokens.json", "vocab.*", "merges.txt", "chat_template*", "adapter_config.json"),
 )
 FLOATING = ("F64", "F32", "F16", "BF16")
 MOST_LABELS = 10**6
@@ -41,7 +41,7 @@ Shapes = dict[str, tuple[int, ...]]
 def check_model_folder(folder: Path, trust_remote_code: bool = False) -> None:
     """ValueError or OSError, in one line that names the file, if the folder is damaged or would need its own code."""
     _check_files(folder)
-    settings = read_json(folder / CONFIG, allow_nan=False)
+    settings = read_json(folder / CONFIG, allow_nan=True)
     if not trust_remote_code:
         refuse_code(folder, settings)
     elif needs_code(settings):
@@ -104,7 +104,7 @@ def _check_files(folder: Path) -> None:
             if listed is not None and path.name not in listed:
                 raise ValueError(f"{path}: not in {MANIFEST}")
             if path.suffix == ".json":
-                read_json(path)
+                read_json(path, allow_nan=True)  # configs of some models hold Infinity
     if not (folder / CONFIG).is_file():
         raise ValueError(f"{folder}: no {CONFIG} in this folder, so it is no saved model")
 
