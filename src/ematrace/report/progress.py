@@ -127,6 +127,7 @@ def token_counter(console: Console) -> Iterator[Callable[[int], None]]:
         TimeElapsedColumn(),
         console=console,
         transient=True,
+        disable=not console.is_terminal,  # in a log it would leave an empty line
     )
     with bar:
         task = bar.add_task("", total=None, rate="")
