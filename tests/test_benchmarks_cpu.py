@@ -141,6 +141,17 @@ def test_training_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys:
     assert two == 2 * (one or 0.0) > 0
 
 
+def test_spcn_without_its_peer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+        monkeypatch.setenv(variable, "1")  # as the script does, and for this test only
+    module, find = load("spcn"), importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "reservoirpy" else find(name))
+    found = run(module, tmp_path, monkeypatch)
+    assert {timed.factors["contender"] for timed in found.timed} == {"spcn"}
+    assert found.about.notes == ["reservoirpy is not timed: it is not installed (pip install -e '.[bench]')."]
+    assert list(found.ratios) == ["cores=1 / cores=2, spcn task=encode"]
+
+
 class Obedient:
     """A worker of `busy_cpu` that answers at once."""
 
