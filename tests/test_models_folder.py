@@ -203,8 +203,17 @@ def test_folders_of_version_0_1_pass(variant: str, tmp_path: Path) -> None:
     check_model_folder(folder)
 
 
+def test_a_bad_tokenizer_config_is_named(saved: Path, tmp_path: Path) -> None:
+    folder = copy(saved, tmp_path)
+    for fields in ({"bos_token": [[]]}, {"model_max_length": [1]}, {"padding_side": 3}):
+        shutil.copy(saved / "spen" / "tokenizer_config.json", folder)
+        change(folder / "tokenizer_config.json", **fields)
+        with pytest.raises(ValueError, match=r"tokenizer_config\.json: "):
+            load_model(folder)
+
+
 def test_a_token_that_the_model_does_not_know_is_refused(saved: Path, tmp_path: Path) -> None:
     folder = copy(saved, tmp_path)
     train_bpe(["some other text"], 264).save_pretrained(folder)
-    with pytest.raises(ValueError, match=r"tokenizer\.json: has a token 26\d, but the model's vocabulary has 260"):
+    with pytest.raises(ValueError, match=r"tokenizer_config\.json: has a token 26\d"):
         load_model(folder)

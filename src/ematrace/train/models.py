@@ -124,7 +124,7 @@ def load_model(path_or_name: str | Path, *, trust_remote_code: bool = False) -> 
         for tensor in sorted(loading["missing_keys"]):  # transformers draws them at random and goes on
             raise ValueError(f"the weights have no tensor '{tensor}'")
         refuse_non_finite(model)
-    with naming(folder / "tokenizer.json" if folder.is_dir() else on_hub):
+    with naming(f"{folder}: tokenizer.json or tokenizer_config.json" if folder.is_dir() else on_hub):
         tokenizer = AutoTokenizer.from_pretrained(name, **options)
         check_tokenizer(tokenizer, model)
     return model, tokenizer
