@@ -91,6 +91,7 @@ for name in sys.argv[2:]:
     with torch.no_grad():
         results[name] = model(ids).logits
         results[name + ".drawn"] = model.generate(ids[:1], max_new_tokens=4, do_sample=False)
+    model.save_pretrained(f"{sys.argv[1]}/{name}-again")
 save_file(results, f"{sys.argv[1]}/results.safetensors")
 """
 
@@ -113,6 +114,10 @@ def test_a_saved_model_loads_where_ematrace_is_not_installed(tmp_path: Path) -> 
             torch.testing.assert_close(results[name], model(ids).logits, rtol=0, atol=2e-5)
             drawn = model.generate(ids[:1], max_new_tokens=4, do_sample=False)
         assert torch.equal(results[f"{name}.drawn"], drawn)
+        first, again = tmp_path / name, tmp_path / f"{name}-again"  # saved there, it travels on with the same code
+        assert {path.name for path in first.iterdir()} == {path.name for path in again.iterdir()}
+        for file in ("config.json", "modeling_ematrace.py"):
+            assert (first / file).read_text() == (again / file).read_text()
 
 
 def test_the_card_says_what_the_model_is(tmp_path: Path) -> None:
