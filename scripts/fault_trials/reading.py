@@ -57,6 +57,8 @@ class Target:
             names = {path.name, "standard input"}
             if path.name == "manifest.json":  # what it says of another file is wrong: that file is named
                 names |= {other.name for other in path.parent.iterdir()}
+            if self.sealed:  # made by somebody, not damaged: what is wrong may show anywhere in the folder
+                names.add(path.parts[0])
             what = damage(path, random.Random(f"{self.name}:{index}"))
             if self.sealed:
                 seal(path)

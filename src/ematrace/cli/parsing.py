@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import shutil
+import sys
 import textwrap
 from collections.abc import Sequence
 from dataclasses import replace
@@ -22,6 +23,8 @@ registry = ConstructorRegistry()
 def parse(kind: type[T], prog: str, arguments: Sequence[str]) -> T:
     """The command with these arguments. Bad ones end the program with exit code 2, --help with 0."""
     if "-h" in arguments or "--help" in arguments:
+        if sys.stdout is None:  # closed: nobody to help
+            raise SystemExit(0)
         print(f"{wrap(inspect.getdoc(kind) or '', shutil.get_terminal_size().columns)}\n")
     return tyro.cli(
         kind,

@@ -18,7 +18,7 @@ from ematrace.text.held_out import HeldOut, choose_held_out
 from ematrace.text.streamed import StreamedTokens, starts_after
 from ematrace.text.tokenizers import local_gpt2
 from ematrace.train.batches import Batches, Ids, PackedBatches, StreamedBatches, Windows
-from ematrace.train.checkpoints import write_folder
+from ematrace.train.checkpoints import MANIFEST, verify_manifest, write_folder
 from ematrace.train.config import Recipe, TrainConfig, resolve_recipe
 from ematrace.train.distributed import World
 
@@ -110,6 +110,8 @@ def _prepare(
     split = "train" if config.validation is None else "all"
     folder = config.out / "tokenizer"
     if begun and folder.is_dir():
+        if (folder / MANIFEST).exists():
+            verify_manifest(folder)
         tokenizer = load_tokenizer(folder)
     else:
         tokenizer = _new_tokenizer(config, source, split, notify)
