@@ -22,7 +22,7 @@ from fault_trials import campaign, material
 from fault_trials.outcomes import FAILURES, GOOD
 from fault_trials.sandbox import run_trials
 
-SHORT = 60
+SHORT = 40
 IMPORTS = (
     *("torch.distributed.fsdp", "torch.distributed.tensor", "transformers.models.gpt2.modeling_gpt2"),
     *("ematrace.cli.app", "ematrace.spen", "ematrace.spcn", "ematrace.evaluation", "ematrace.train.loop", "filelock"),
@@ -52,7 +52,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--trials", type=int, default=2000, metavar="N", help="about this many (default 2000)")
     parser.add_argument(
-        "--short", action="store_true", help=f"{SHORT} trials, none of them slow: what `make test` runs"
+        "--short", action="store_true", help=f"about {SHORT} trials, none of them slow: what `make test` runs"
     )
     parser.add_argument("--only", default="", metavar="KIND", help="a kind, or kind/target")
     parser.add_argument("--trial", default="", metavar="ID", help="one trial alone, as it is named in the output")

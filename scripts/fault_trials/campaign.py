@@ -11,6 +11,7 @@ from fault_trials import disk, kills, pipes, reading
 from fault_trials.outcomes import HARMLESS, Outcome
 from fault_trials.sandbox import Trial
 
+SLOW = ("report", "reproduce", "check", "bench")
 PIPED = tuple(pipes.commands(Path()))
 
 
@@ -23,7 +24,7 @@ class Share:
     part: float
     make: Callable[[Path, int], Trial]
     slow: bool = False
-    """Half a minute a trial, so not in the short form."""
+    """Not in the short form."""
 
     @property
     def name(self) -> str:
@@ -37,8 +38,8 @@ def shares() -> list[Share]:
     return [
         *reproduce,
         *(Share(kills.KIND, name, part, _kill(name)) for name, part in killed.items()),
-        *(Share(disk.KIND, name, 0.01, _disk(name)) for name in disk.DISKS),
-        *(Share(pipes.KIND, name, 0.01, _pipe(name)) for name in PIPED),
+        *(Share(disk.KIND, name, 0.01, _disk(name), slow=name in SLOW) for name in disk.DISKS),
+        *(Share(pipes.KIND, name, 0.01, _pipe(name), slow=name in SLOW) for name in PIPED),
         *(Share(reading.KIND, t.name, t.part, _damage(t)) for t in reading.TARGETS),
     ]
 
