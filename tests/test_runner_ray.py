@@ -89,7 +89,7 @@ def test_a_machine_that_dies_half_way_loses_nothing_and_repeats_nothing(tmp_path
     assert all(f.cells[0].metrics["area"].value == f.factors["width"] ** 2 + f.seed for f in files.values())
     begun = {name: n for name, n in executions(tmp_path).items() if not name.startswith("shared")}
     assert set(begun) == {f"{width} {seed}" for width in (2, 3) for seed in range(3)}
-    before = [name.replace("-", " ") for name in killed.split()[2:]]
+    before = [name.replace("-", " ") for name in killed.split()[2:4]]  # Ray may write into the same line
     assert [begun[name] for name in before] == [1, 1]
     # Of the others, only the one that was under way on the dead machine may have begun twice.
     assert sum(begun.values()) <= 7

@@ -51,7 +51,7 @@ class _Child:
 def run_trials(trials: Iterable[Trial], scratch: Path, jobs: int) -> Iterator[tuple[Trial, Outcome]]:
     """Each trial with its outcome, as they end, `jobs` at a time."""
     waiting, running = iter(trials), dict[int, _Child]()
-    at_fork = _resident(os.getpid())
+    at_fork = _memory(os.getpid())
     try:
         while True:
             while len(running) < jobs and (trial := next(waiting, None)) is not None:
@@ -73,16 +73,16 @@ def run_trials(trials: Iterable[Trial], scratch: Path, jobs: int) -> Iterator[tu
             _close(child)
 
 
-def _look(child: _Child, ready: bool, at_fork: int) -> Outcome | None:
+def _look(child: _Child, ready: bool, at_fork: _Memory) -> Outcome | None:
     if ready:
         part = os.read(child.pipe, 65536)
         child.answer += part
         if part:
             return None
         _, status, usage = os.wait4(child.pid, 0)
-        return _read(child.answer, status, usage.ru_maxrss * 1024 - at_fork)
+        return _read(child.answer, status, usage.ru_maxrss * 1024 - at_fork.resident)
     over = HANG if time.monotonic() > child.deadline else ""
-    if _resident(child.pid) - at_fork > MEMORY_BYTES:
+    if _memory(child.pid).own - at_fork.own > MEMORY_BYTES:
         over = MEMORY
     if not over:
         return None
@@ -150,11 +150,20 @@ def _close(child: _Child) -> None:
     shutil.rmtree(child.folder, ignore_errors=True)
 
 
-def _resident(pid: int) -> int:
+@dataclass(frozen=True)
+class _Memory:
+    """Bytes in memory; `own` without the pages of files, of which a fork has fewer than its parent at first."""
+
+    resident: int
+    own: int
+
+
+def _memory(pid: int) -> _Memory:
     try:
-        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * PAGE
-    except (OSError, IndexError):
-        return 0
+        _, resident, shared = map(int, Path(f"/proc/{pid}/statm").read_text().split()[:3])
+    except (OSError, ValueError):
+        return _Memory(0, 0)
+    return _Memory(resident * PAGE, (resident - shared) * PAGE)
 
 
 def digest(*parts: bytes | str) -> str:
