@@ -30,7 +30,7 @@ def compiled(**options: Any) -> Callable[..., Any]:
     def decorate(function: Callable[..., Any]) -> Any:
         kernel = numba.njit(**_OPTIONS, **options)(function)
         if kernel is not function:  # NUMBA_DISABLE_JIT gives the function back
-            with suppress(RuntimeError):  # "no locator available": a read-only installation without a home folder
+            with suppress(Exception):  # no writable folder, or a numba that keeps its cache otherwise
                 kernel._cache = _Cache(function)
         return kernel
 
@@ -60,7 +60,7 @@ class _Cache(FunctionCache):
             return None
 
     def save_overload(self, sig: Any, data: Any) -> None:
-        with suppress(OSError):  # a full disk, a folder that may not be written
+        with suppress(Exception):  # a full disk, a folder that may not be written, files of another numba
             super().save_overload(sig, data)
 
 
@@ -78,7 +78,7 @@ class _CheckedFiles(IndexDataCacheFile):
     def _load_index(self) -> dict[Any, str]:
         try:
             version, stamp, overloads = self._checked(self._index_path)
-        except OSError:
+        except Exception:  # damaged, or of a numba whose classes are not there any more
             return {}
         return overloads if (version, stamp) == (self._version, self._source_stamp) else {}
 

@@ -29,6 +29,7 @@ QUOTA = Path("/sys/fs/cgroup/cpu.max")
 INTERVAL = 0.5  # seconds between two looks at the machine
 BUSY = 0.3  # processors that are missing
 QUIET = 0.15
+MOST_TEAMS = 32  # of spare threads; few threads on many processors hardly meet other programs
 CHOSEN = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")  # who sets these has decided
 _watched = threading.Lock()
 
@@ -86,33 +87,44 @@ def shared_processors() -> Iterator[None]:
     In a container that may use few processors of many, torch would have a thread for each of the many: it gets as many
     as it may use. OMP_NUM_THREADS, OMP_WAIT_POLICY and GOMP_SPINCOUNT take precedence where they are set.
     """
-    _limit_threads()
-    if any(name in os.environ for name in CHOSEN) or not _watched.acquire(blocking=False):
-        yield
-        return
-    done = threading.Event()
-    watch = threading.Thread(target=_watch, args=(done,), name="ematrace load", daemon=True)
-    watch.start()
-    try:
-        yield
-    finally:
-        done.set()
-        watch.join()
-        _watched.release()
+    with _limited_threads():
+        meter = Meter()
+        chosen = any(name in os.environ for name in CHOSEN) or meter.others() is None
+        if chosen or not _watched.acquire(blocking=False):
+            yield
+            return
+        done = threading.Event()
+        watch = threading.Thread(target=_watch, args=(meter, done), name="ematrace load", daemon=True)
+        watch.start()
+        try:
+            yield
+        finally:
+            done.set()
+            watch.join()
+            _watched.release()
 
 
-def _limit_threads() -> None:
+@contextmanager
+def _limited_threads() -> Iterator[None]:
     n, torch = processors(), sys.modules.get("torch")
     if "OMP_NUM_THREADS" in os.environ or n >= _bound_to():
-        return
-    if torch is None:
+        yield
+    elif torch is None:
         os.environ["OMP_NUM_THREADS"] = str(n)
+        try:
+            yield
+        finally:
+            os.environ.pop("OMP_NUM_THREADS", None)
     else:
-        torch.set_num_threads(min(torch.get_num_threads(), n))
+        before = torch.get_num_threads()
+        torch.set_num_threads(min(before, n))
+        try:
+            yield
+        finally:
+            torch.set_num_threads(before)
 
 
-def _watch(done: threading.Event) -> None:
-    meter = Meter()
+def _watch(meter: Meter, done: threading.Event) -> None:
     spare: _SpareThreads | None = None
     while not done.wait(INTERVAL):
         torch: Any = sys.modules.get("torch")
@@ -122,7 +134,7 @@ def _watch(done: threading.Event) -> None:
         threads, n = torch.get_num_threads(), _bound_to()
         missing = others + threads - n
         if spare is None and threads > 1 and missing > BUSY:
-            spare = _SpareThreads((n - threads) // (threads - 1) + 1)
+            spare = _SpareThreads(min((n - threads) // (threads - 1) + 1, MOST_TEAMS))
         elif spare is not None and missing < QUIET:
             spare.end()
             spare = None

@@ -31,7 +31,7 @@ def claim_card(row: LedgerRow, claim: Claim, cells: Results) -> RenderableType:
     lines.add_column(ratio=1, overflow="fold")
     for label, shown in _lines(row, claim, cells):
         lines.add_row(label, shown)
-    return Group(head, Text(row.claim), "", lines)
+    return Group(head, Text(f"The paper says: {row.claim}"), "", lines)
 
 
 def _lines(row: LedgerRow, claim: Claim, cells: Results) -> Iterator[tuple[str, RenderableType]]:

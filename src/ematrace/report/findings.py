@@ -6,7 +6,7 @@ To add one, add it to FINDINGS; where one of its numbers was not measured it say
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from ematrace.bench.tables import count
@@ -64,8 +64,16 @@ def build_finding(finding: Finding, data: ReportData) -> FindingView | None:
     first = data.select(next(iter(finding.numbers.values())))
     hardware = hardware_of(first.cells[0].cell.provenance) if first is not None else ""
     papers = {f"{name}_paper": number(data.paper(selector)) for name, selector in finding.numbers.items()}
-    text = finding.sentence.format(**texts, **papers, hardware=hardware)
+    text = f"{finding.sentence.format(**texts, **papers, hardware=hardware)} {seeds_of(samples.values())}"
     return FindingView(finding.topic, heading, text, found.id, look.sign, found.verdict, finding.chart(data))
+
+
+def seeds_of(samples: Iterable[Sample | None]) -> str:
+    """How many seeds the numbers are means over; the chart has their intervals."""
+    counts = sorted({len(sample.values) for sample in samples if sample is not None})
+    if counts == [1]:
+        return "One seed."
+    return f"Means over {' and '.join(map(str, counts))} seeds; the intervals are in the chart."
 
 
 def shown(sample: Sample) -> str:
@@ -156,7 +164,7 @@ FINDINGS = (
         "The paper says that words are washed out of the slow trace. Not reproduced here.",
         "From the slow trace alone, a linear probe reads the word before the current one in {probe} of all "
         "cases. Always naming the commonest word would give {majority}. The role of the current word is read in "
-        "{role}.",
+        "{role}. These are all words; nouns, of which the paper speaks, are not told apart from determiners here.",
         {
             "probe": _words(reader="probe", trace="slow"),
             "majority": _words(reader="majority"),
