@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -22,16 +22,26 @@ import torch.nn.functional as F
 from filelock import FileLock
 from numpy.typing import NDArray
 
-from ematrace.baselines.language import Unigram
+from ematrace.baselines.language import UNIGRAM, Unigram
 from ematrace.experiments.base import Context, Point, number
 from ematrace.experiments.language_task import train_model
-from ematrace.experiments.recall import Ids, count_pairs, distance_to_last, pair_codes, recall_rows
+from ematrace.experiments.recall import (
+    RARE,
+    ZOOLOGY_TOKENS,
+    Ids,
+    count_pairs,
+    distance_to_last,
+    pair_codes,
+    recall_rows,
+)
 from ematrace.models.block import Block
 from ematrace.results import Metric, Row
 from ematrace.text import PackedTokens, load_tokenizer, open_source, pack, train_bpe
+from ematrace.text.held_out import choose_held_out
 from ematrace.text.packing import cache_folder
 from ematrace.train import TrainConfig, TrainSummary, load_model
 from ematrace.train.checkpoints import write_folder
+from ematrace.train.data import is_streamed
 from ematrace.train.models import build_model
 
 KEPT = 0.06  # share of the units that the paper's top-k keeps
@@ -72,6 +82,9 @@ class Arm:
     residual: str = "direct"
     norm: str = "pre"
     block: str = "skeleton"
+    load_balance: float = 0.0
+    width: str = "matched"
+    """Of the feed-forward layer: `matched` in parameters to SPEN, or `fixed` at SPEN's own."""
 
     def preset(self) -> str:
         if self.block == "gpt2":
@@ -85,6 +98,7 @@ class Arm:
             return {"n_embd": of["d_model"], "n_layer": of["n_layers"], "n_head": of["n_heads"], "n_inner": d_ff}
         fields: dict[str, Any] = {"d_model": of["d_model"], "n_layers": of["n_layers"], "d_ff": d_ff}
         fields |= {"ffn": self.ffn.partition("_")[0], "residual": self.residual, "k": max(1, round(KEPT * d_ff))}
+        fields |= {"load_balance": self.load_balance, "residual_in_fp32": True}  # as GPT-2 has it under autocast
         if self.ffn != "dense":
             fields["topk_grad"] = self.ffn.partition("_")[2]
         if self.context == "ema_error":
@@ -104,7 +118,7 @@ def budget_of(point: Point, settings: Mapping[str, Any]) -> Mapping[str, Any]:
     return {name: value for name, value in budget.items() if settings[name] is None}
 
 
-SPEN = Arm("ema_error", ffn="topk_ste", residual="ffn", norm="algorithm1")
+SPEN = Arm("ema_error", ffn="topk_ste", residual="ffn", norm="algorithm1", load_balance=0.01)
 
 
 def measure_arm(ctx: Context, arm: Arm, size: str, lr: float) -> list[Row]:
@@ -131,18 +145,21 @@ def measure_arm(ctx: Context, arm: Arm, size: str, lr: float) -> list[Row]:
         )
         summary = train_model(ctx, config, TRAINING)
         model, _ = load_model(summary.model)
-        curve = training_curve(summary)
+        rows = training_curve(summary, settings["sequences"] * settings["length"])
     model.to(device).eval()
     of_model = {"parameters": number(sum(p.numel() for p in model.parameters())), "d_ff": number(d_ff)}
-    rows = curve
     texts = {"validation": settings["validation"], **settings["texts"]}
+    trained_on: Literal["train", "all"] = "train" if settings["validation"] is None else "all"
     for name, source in texts.items():
-        text = scored_text(str(ctx.data), source, str(tokenizer), settings["length"], settings["windows"])
+        text = scored_text(str(ctx.data), trained_on, source, str(tokenizer), settings["length"], settings["windows"])
         nats, usage = score(model, text.windows)
-        found = recall_rows(nats, text.distance, text.count, {"unigram_nats": text.unigram})
+        if name == "validation":  # rates are chosen on one half of it and figures are those of the other
+            of_model["selection_nats"] = number(float(nats[::2].mean()), unit="nats", better="low")
+            nats, text = nats[1::2], text.every_second()
+            of_model |= usage_metrics(usage) if usage is not None else {}
+        bounds = {"rare": RARE, "rare_here": round(RARE * settings["tokens"] / ZOOLOGY_TOKENS)}
+        found = recall_rows(nats, text.distance, text.count, bounds, {"unigram_nats": text.unigram})
         rows += [Row({"text": name, **row.factors}, row.metrics) for row in found]
-        if usage is not None and name == "validation":
-            of_model |= usage_metrics(usage)
     return [Row({}, of_model), *rows]
 
 
@@ -161,6 +178,8 @@ def tokenizer_folder(data: str, vocab_size: int) -> Path:
 @cache
 def matched_width(arm: Arm, size: str, vocab_size: int, length: int) -> int:
     """d_ff, a multiple of 8, that gives an arm as many parameters as SPEN has at this size."""
+    if arm.width == "fixed":
+        return SIZES[size]["d_ff"]
     wanted = _parameters(SPEN, size, SIZES[size]["d_ff"], vocab_size, length)
     few, more = (_parameters(arm, size, d_ff, vocab_size, length) for d_ff in (8, 16))
     return 8 * round(1 + (wanted - few) / (more - few))
@@ -183,13 +202,24 @@ class ScoredText:
     unigram: NDArray[np.float64]
     """Nats of a model that knows the training text's token counts alone."""
 
+    def every_second(self) -> ScoredText:
+        """Beginning with the second window."""
+        return ScoredText(self.windows[1::2], self.distance[1::2], self.count[1::2], self.unigram[1::2])
+
 
 @cache
-def scored_text(data: str, source: str | None, tokenizer: str, length: int, most: int) -> ScoredText:
-    """At most that many windows of `source`, evenly spaced; None is what training holds out of `data`."""
-    loaded = load_tokenizer(tokenizer)
-    train = pack(data, loaded, split="all" if source is not None else "train")
-    text = pack(source, loaded) if source is not None else pack(data, loaded, split="validation")
+def scored_text(
+    data: str, trained_on: Literal["train", "all"], source: str | None, tokenizer: str, length: int, most: int
+) -> ScoredText:
+    """At most that many windows of `source`, evenly spaced; None is what training holds out of `data`.
+
+    Counts are those of the split `trained_on` of `data`.
+    """
+    loaded, of_training = load_tokenizer(tokenizer), open_source(data)
+    if trained_on == "train" and not is_streamed(data):
+        choose_held_out(of_training).apply(of_training)  # as training does
+    train = pack(of_training, loaded, split=trained_on)
+    text = pack(source, loaded) if source is not None else pack(of_training, loaded, split="validation")
     available = text.n_windows(length)
     chosen = np.unique(np.linspace(0, available - 1, min(most, available)).round().astype(int))
     windows = np.stack([text.window(int(i), length) for i in chosen])
@@ -245,14 +275,14 @@ def usage_metrics(usage: torch.Tensor) -> dict[str, Metric]:
     return {"dead_units": number(float((usage == 0).double().mean())), "usage_entropy": number(float(entropy.mean()))}
 
 
-def training_curve(summary: TrainSummary) -> list[Row]:
-    """Mean cross-entropy of the training text over each CURVE steps."""
+def training_curve(summary: TrainSummary, tokens_per_step: int) -> list[Row]:
+    """Mean cross-entropy of the training text over each CURVE steps, and which pass over the text they are of."""
     lines = [json.loads(line) for line in (summary.out / "metrics.jsonl").read_text().splitlines()]
-    parts = [lines[at : at + CURVE] for at in range(0, len(lines), CURVE)]
-    return [
-        Row(
-            {"step": part[-1]["step"]},
-            {"train_nats": number(sum(line["cross_entropy"] for line in part) / len(part), unit="nats", better="low")},
-        )
-        for part in parts
-    ]
+    per_pass = Unigram.load(summary.model / UNIGRAM).counts.sum() / tokens_per_step
+    rows = []
+    for at in range(0, len(lines), CURVE):
+        part = lines[at : at + CURVE]
+        nats = sum(line["cross_entropy"] for line in part) / len(part)
+        passes = {"passes": number((at + len(part)) / per_pass), "train_nats": number(nats, unit="nats", better="low")}
+        rows.append(Row({"step": part[-1]["step"]}, passes))
+    return rows

@@ -17,7 +17,8 @@ from ematrace.results import Metric, Row
 Ids = NDArray[np.int64]
 Mask = NDArray[np.bool_]
 
-RARE = 1250  # Zoology's bound on a pair's count in the training text
+RARE = 1250  # Zoology's bound on a pair's count in the training text,
+ZOOLOGY_TOKENS = 10_000_000_000  # which had so many tokens
 DISTANCES = (1, 17, 65, 257)  # lower bounds of the ranges
 COUNTS = (0, 1, 10, 100, RARE + 1)
 
@@ -58,17 +59,21 @@ def count_pairs(codes: Ids, text: Iterator[Ids], vocab_size: int) -> Ids:
 
 
 def recall_rows(
-    nats: NDArray[np.float64], distance: Ids, count: Ids, others: Mapping[str, NDArray[np.float64]]
+    nats: NDArray[np.float64],
+    distance: Ids,
+    count: Ids,
+    bounds: Mapping[str, int],
+    others: Mapping[str, NDArray[np.float64]],
 ) -> list[Row]:
-    """Mean nats of all targets and of each slice; `others` are nats of other models on the same targets, by metric."""
-    seen, rare = distance > 0, count <= RARE
-    slices = {
-        "all": np.ones_like(seen),
-        "recall": seen,
-        "other": ~seen,
-        "rare_recall": seen & rare,
-        "rest": ~(seen & rare),
-    }
+    """Mean nats of all targets and of each slice.
+
+    bounds   pairs up to so many in the training text are rare, by the name of the slice
+    others   nats of other models on the same targets, by metric
+    """
+    seen = distance > 0
+    slices = {"all": np.ones_like(seen), "recall": seen, "other": ~seen}
+    for name, bound in bounds.items():
+        slices |= {f"{name}_recall": seen & (count <= bound), f"{name}_rest": ~(seen & (count <= bound))}
     rows = [
         Row({"slice": name}, {metric: _mean(values, mask) for metric, values in {"nats": nats, **others}.items()})
         for name, mask in slices.items()
