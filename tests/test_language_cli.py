@@ -284,6 +284,19 @@ def test_a_stream_keeps_its_state_when_the_reader_goes_away(
     assert same_state(left, whole)
 
 
+def test_a_diverging_stream_leaves_its_last_good_state(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    state = tmp_path / "state.safetensors"
+    options = (str(run), "--adapt", "--pghu.eta", "1e30", "--state", str(state))
+    assert stream(monkeypatch, capsys, b"", *options)[0] == 0
+    good = state.read_bytes()
+    code, _, error = stream(monkeypatch, capsys, b"import os\nimport sys\n", *options)
+    assert code == 2
+    assert "state.safetensors: not written" in error.replace("\n", "")
+    assert state.read_bytes() == good
+
+
 @pytest.mark.parametrize("name", ["stdin", "stdout"])
 def test_a_closed_standard_stream_is_named(name: str, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patched:

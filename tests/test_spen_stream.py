@@ -227,6 +227,31 @@ def test_a_loaded_stream_knows_what_it_predicted(tmp_path: Path, pghu: PGHU | No
     assert not stream.surprise(ids[:, 5:]).nats.isnan().any()
 
 
+@pytest.mark.parametrize("decoder", ["auto", None])
+def test_a_bfloat16_stream_continues_exactly(tmp_path: Path, decoder: Any) -> None:
+    """Its own logits are bfloat16, those of a decoder float32; the file keeps what there is."""
+    model, ids = make_model(torch.bfloat16), tokens(1, 9)
+    stream = SpenStream(model, decoder=decoder)
+    for read in (lambda: stream.feed(ids[:, :3]), lambda: stream.step(ids[:, 3])):
+        read()
+        loaded = SpenStream(model, decoder=decoder).load(stream.save(tmp_path / "state.safetensors"))
+        assert loaded.predicted.dtype == stream.predicted.dtype
+        assert torch.equal(loaded.predicted, stream.predicted)
+    assert stream.predicted.dtype == (torch.bfloat16 if decoder is None else torch.float32)
+    assert torch.equal(loaded.surprise(ids[:, 4:6]).nats, stream.surprise(ids[:, 4:6]).nats)
+    assert torch.equal(streamed_logits(loaded, ids[:, 6:]), streamed_logits(stream, ids[:, 6:]))
+
+
+def test_a_state_that_would_be_refused_is_not_written(tmp_path: Path) -> None:
+    stream, path = SpenStream(make_model(torch.float32), PGHU()), tmp_path / "state.safetensors"
+    stream.feed(tokens(1, 4))
+    good = stream.save(path).read_bytes()
+    stream.fast_weights[1].delta[0, 2, 3] = torch.inf
+    with pytest.raises(ValueError, match=r"state\.safetensors: not written: tensor '1\.fast\.delta' .* not finite$"):
+        stream.save(path)
+    assert path.read_bytes() == good
+
+
 def test_changing_logits_in_place_leaves_the_prediction_alone() -> None:
     model, ids = make_model(), tokens(1, 3)
     expected = SpenStream(model).surprise(ids).nats[0, 2]
@@ -351,6 +376,16 @@ def test_wrong_batches_are_refused() -> None:
         stream.feed(tokens(3, 4))
     stream.reset()
     assert stream.feed(tokens(3, 4)).shape == (3, 4, VOCABULARY)
+
+
+@pytest.mark.parametrize("token", [-1, VOCABULARY])
+@pytest.mark.parametrize("read", ["step", "feed", "surprise"])
+def test_ids_are_checked_before_they_leave_the_cpu(read: str, token: int) -> None:
+    """The meta device, like a GPU, cannot be asked about them."""
+    stream = SpenStream(make_model(torch.float32).to("meta"))
+    for ids in ([token], torch.tensor([token]), *([token] if read == "step" else [])):
+        with pytest.raises(ValueError, match=f"token {token} is not in a vocabulary of {VOCABULARY}"):
+            getattr(stream, read)(ids)
 
 
 def pghu_by_hand(model: SpenForCausalLM, rule: PGHU, ids: list[int]) -> tuple[np.ndarray, np.ndarray]:

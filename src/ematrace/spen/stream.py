@@ -14,7 +14,7 @@ from ematrace.models import MixerCache
 from ematrace.pghu import PGHU
 from ematrace.spen import stream_files
 from ematrace.spen.decode import Decoder, applicable_decoder
-from ematrace.spen.decode.weights import obstacle_to_decoding
+from ematrace.spen.decode.weights import check_ids, obstacle_to_decoding
 from ematrace.spen.fast_weights import FastPredictor, FastWeights
 from ematrace.spen.mixer import SpenBlock
 from ematrace.spen.modeling import SpenForCausalLM
@@ -108,7 +108,7 @@ class SpenStream:
     @torch.no_grad()
     def step(self, ids: Tensor | list[int] | int) -> Tensor:
         """One token for each of B streams, ids [B] (or a number); returns the logits of the next, [B, vocabulary]."""
-        ids = torch.as_tensor(ids, device=self.model.device).reshape(-1, 1)
+        ids = self._as_batch(torch.as_tensor(ids).reshape(-1, 1))
         self._check_streams(ids)
         decoder = self._decoder_for(ids)
         logits = self._read(ids)[0][:, -1] if decoder is None else self._decode(decoder, ids[:, 0])
@@ -164,12 +164,14 @@ class SpenStream:
         return self
 
     def _as_batch(self, ids: Tensor | list[int]) -> Tensor:
-        ids = torch.as_tensor(ids, device=self.model.device)
+        ids = torch.as_tensor(ids)
         if ids.ndim == 1:
             ids = ids.unsqueeze(0)
-        if ids.ndim != 2 or not ids.shape[1]:
+        if ids.ndim != 2 or not ids.numel():
             raise ValueError(f"a stream takes ids [batch, time] with at least one token, got {tuple(ids.shape)}")
-        return ids
+        if ids.device.type == "cpu":  # on a GPU, where they would have to be waited for, nobody looks at them
+            check_ids(ids, self.model.config.vocab_size)
+        return ids.to(self.model.device)
 
     def _check_streams(self, ids: Tensor) -> None:
         held = next((len(state[0]) for state in self.cache.blocks if state is not None), len(ids))

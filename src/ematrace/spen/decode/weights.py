@@ -101,7 +101,7 @@ def _plain(weight: Tensor) -> Tensor:
 
 
 def check_ids(ids: Tensor, vocabulary: int) -> None:
-    """ids [B] on the CPU: a kernel would read whatever lies beside the embedding."""
+    """ids on the CPU, of any shape: a kernel would read whatever lies beside the embedding."""
     lowest, highest = int(ids.min()), int(ids.max())
     if lowest < 0 or highest >= vocabulary:
         wrong = lowest if lowest < 0 else highest
