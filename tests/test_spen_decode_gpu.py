@@ -158,14 +158,30 @@ def test_greedy_reading_on_is_argmax_and_step(path: str) -> None:
 @pytest.mark.parametrize("path", ["one_kernel", "matmuls"])
 @pytest.mark.parametrize("token", [-1, 10**6])
 def test_ids_outside_the_vocabulary(path: str, token: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Refused on the CPU; on a GPU, where nobody looks at them, the logits are NaN and nothing outside is read."""
+    """Refused on the CPU; on a GPU, where nobody looks at them, NaN from there on, and nothing outside is read."""
     model = build(n_layers=1).to(DEVICE)
     decoder = gpu.GpuDecoder(model, path=path, **({"programs": 1} if path == "one_kernel" else {}))
     with pytest.raises(ValueError, match=f"token {token} is not in a vocabulary of"):
         decoder.step(torch.tensor([token]), decoder.new_state())
     monkeypatch.setattr(gpu, "check_ids", lambda *ids: None)  # as if they were on a GPU
-    assert decoder.step(torch.tensor([token], device=DEVICE), decoder.new_state()).isnan().all()
+    state = decoder.new_state()
+    assert decoder.step(torch.tensor([token], device=DEVICE), state).isnan().all()
+    assert decoder.step(torch.tensor([3], device=DEVICE), state).isnan().all()
     assert decoder.step(torch.tensor([3], device=DEVICE), decoder.new_state()).isfinite().all()
+
+
+def test_a_wrong_id_spoils_no_other_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = build(n_layers=2).to(DEVICE)
+    decoder = gpu.GpuDecoder(model, 3, torch.float32, path="matmuls")
+    monkeypatch.setattr(gpu, "check_ids", lambda *ids: None)  # as if they were on a GPU
+    state, expected_state = decoder.new_state(), decoder.new_state()
+    for wrong, right in (([3, -1, 5], [3, 4, 5]), ([6, 7, 8], [6, 7, 8])):
+        expected = decoder.step(torch.tensor(right, device=DEVICE), expected_state).clone()
+        logits = decoder.step(torch.tensor(wrong, device=DEVICE), state)
+        assert logits[1].isnan().all()
+        assert torch.equal(logits[[0, 2]], expected[[0, 2]])
+    assert state[:, :, 1].isnan().all()
+    assert torch.equal(state[:, :, [0, 2]], expected_state[:, :, [0, 2]])
 
 
 def test_state_can_be_replaced() -> None:

@@ -95,7 +95,7 @@ class GpuDecoder:
 
         The logits hold until the next call. The graph works in the memory of `state`: hand over the same tensor again.
         Ids on the CPU that are not in the vocabulary are refused; those on the GPU, which would have to be waited for,
-        give logits of NaN.
+        make the logits and the traces of their streams NaN, and so all that follows.
         """
         if ids.device.type == "cpu":
             check_ids(ids, self._vocabulary)
@@ -107,7 +107,9 @@ class GpuDecoder:
     def _advance(self, state: Tensor) -> None:
         torch.clamp(self._given, 0, self._vocabulary - 1, out=self._ids)  # nothing is read outside of the embedding
         self.engine.advance(self._ids, state)
-        self.engine.logits.masked_fill_((self._given != self._ids).unsqueeze(1), torch.nan)
+        wrong = (self._given != self._ids).unsqueeze(1)  # [B, 1]
+        self.engine.logits.masked_fill_(wrong, torch.nan)
+        state.masked_fill_(wrong, torch.nan)  # [n_layers, A, B, D]: a stream that read a wrong token is lost
 
     @torch.no_grad()
     def generate_greedy(self, ids: Tensor, n: int, state: Tensor) -> Tensor:
