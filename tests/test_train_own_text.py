@@ -162,6 +162,28 @@ def test_several_models_are_compared_on_the_same_text(
         assert message in capsys.readouterr().err
 
 
+def test_a_model_that_held_nothing_out_is_not_said_to_be_scored_on_held_out_text(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("mine.txt").write_text(write_prose(5_000), encoding="utf-8")
+    Path("other.txt").write_text(write_prose(3_000), encoding="utf-8")
+    common = {"data": "mine.txt", "overrides": SPEN, "device": "cpu", "length": 32, "tokens": 1024, "vocab_size": 280}
+    train(TrainConfig(**common, out=Path("a")))
+    train(TrainConfig(**common, out=Path("b"), validation="other.txt"))
+    capsys.readouterr()
+    for models, data, more, warned in (
+        (("a", "b"), "mine.txt", (), True),
+        (("b",), "mine.txt", (), True),
+        (("b",), "mine.txt", ("--split", "train"), False),  # asked for
+        (("a",), "mine.txt", (), False),
+        (("a", "b"), "other.txt", (), False),
+    ):
+        assert call(monkeypatch, "eval", *models, "--data", data, "--device", "cpu", "--json", *more) == 0
+        lines = [line for line in capsys.readouterr().err.splitlines() if "warning" in line]
+        expected = "warning: b/model was trained on all of mine.txt, so its figures are of its training text"
+        assert lines == ([expected] if warned else []), (models, data)
+
+
 def test_a_small_text_gets_shorter_sequences_and_fewer_steps_unless_they_are_given() -> None:
     config = TrainConfig(data="mine.txt", preset="spen-tiny")
     recipe = resolve_recipe(config)

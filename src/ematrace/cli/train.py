@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -163,7 +164,11 @@ def evaluate_models(command: Eval, console: Console, error_console: Console) -> 
     if command.out is not None:
         writable(command.out)
     source = open_source(command.data)
-    split = part_to_score([Path(model_folder(name)) for name in command.model], source, command.split)
+
+    def warn(text: str) -> None:
+        error_console.print(text, soft_wrap=True, highlight=False, markup=False)
+
+    split = part_to_score([Path(model_folder(name)) for name in command.model], source, command.split, warn)
     results = score_models(command, source, split, error_console)
     settings = {"data": command.data, "split": split, "context": command.context}
     seconds = time.monotonic() - started
@@ -210,16 +215,21 @@ def score_models(command: Eval, source: Source, split: str, error_console: Conso
     return results
 
 
-def part_to_score(folders: list[Path], source: Source, asked: str) -> str:
-    """Which split of the text, and on `source` what it is: held out by every model that was trained on this text."""
+def part_to_score(folders: list[Path], source: Source, asked: str, warn: Callable[[str], None]) -> str:
+    """Which split of the text, and on `source` what it is: held out by every model that was trained on this text.
+
+    A model that was trained on all of it has held out nothing; there is a warning unless that part was asked for.
+    """
     from ematrace.text import open_source
-    from ematrace.text.held_out import HeldOut, held_out_split
+    from ematrace.text.held_out import HeldOut, held_out_split, is_training_text
 
     parts = []
     for folder in folders:
         theirs = open_source(source.spec)
         if held_out_split(folder, theirs) == "validation":
             parts.append(HeldOut.of(theirs))
+        elif asked in ("auto", "validation") and is_training_text(folder, theirs):
+            warn(f"warning: {folder} was trained on all of {source.spec}, so its figures are of its training text")
     if len({part.tails for part in parts}) > 1:
         raise ValueError(f"{source.spec}: the models held out different parts of it; give text that is new to all")
     if parts:

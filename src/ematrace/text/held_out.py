@@ -92,11 +92,21 @@ def held_out_split(folder: Path, source: Source) -> str:
 
     Sets on `source` which part that is.
     """
-    path = folder / TRAINING
-    if not path.is_file():
+    trained_on = _trained_on(folder, source)
+    if trained_on is None or not trained_on.get("held_out"):
         return "all"
-    trained_on = read_json(path)
-    if not trained_on.get("held_out") or trained_on.get("text") != source.text_fingerprint():
-        return "all"
-    HeldOut.read(trained_on, path, HeldOut.of(source)).apply(source)
+    HeldOut.read(trained_on, folder / TRAINING, HeldOut.of(source)).apply(source)
     return "validation"
+
+
+def is_training_text(folder: Path, source: Source) -> bool:
+    """Whether the model in `folder` was trained on all of `source`, with nothing held out."""
+    trained_on = _trained_on(folder, source)
+    return trained_on is not None and not trained_on.get("held_out")
+
+
+def _trained_on(folder: Path, source: Source) -> dict[str, Any] | None:
+    """The record of the model's training if that was on `source`, or on part of it."""
+    path = folder / TRAINING
+    record = read_json(path) if path.is_file() else {}
+    return record if "text" in record and record["text"] == source.text_fingerprint() else None
