@@ -11,6 +11,7 @@ Then both are scored on texts that neither was trained on, and the streamed SPEN
 from __future__ import annotations
 
 import json
+import math
 import statistics
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -57,6 +58,7 @@ def training_metrics(summary: TrainSummary) -> dict[str, Metric]:
     lines = [json.loads(line) for line in (summary.out / "metrics.jsonl").read_text().splitlines()]
     speeds = sorted(line["tokens_per_second"] for line in lines[COMPILING:] or lines)
     median = statistics.median(speeds)
+    mfu = median * summary.flops_per_token / summary.matmul_flops_per_second
     entropies = {
         name: number(value, unit="nats", better="low")
         for name in ("validation_cross_entropy", "unigram_cross_entropy")
@@ -66,7 +68,7 @@ def training_metrics(summary: TrainSummary) -> dict[str, Metric]:
         "tokens_per_second": number(median, unit="tokens/s", better="high"),
         "slowest_tokens_per_second": number(speeds[0], unit="tokens/s", better="high"),
         "fastest_tokens_per_second": number(speeds[-1], unit="tokens/s", better="high"),
-        "mfu": number(median * summary.flops_per_token / summary.matmul_flops_per_second, unit="share"),
+        "mfu": number(mfu if mfu <= 1 else math.nan, unit="share"),  # above 1 the matmul rate is too low
         "matmul_tflops": number(summary.matmul_flops_per_second / 1e12, unit="TFLOP/s"),
         "peak_memory_gib": number(summary.peak_memory_bytes / 2**30, unit="GiB"),
         "parameters": number(summary.parameters, unit="parameters"),

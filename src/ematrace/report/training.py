@@ -100,8 +100,11 @@ def figures(metrics: Mapping[str, Any]) -> str:
 
     >>> figures({"loss": 5.25, "tokens_per_second": 480_000.0, "mfu": 0.413, "memory_bytes": 3 * 2**30})
     'loss 5.250 480K tok/s MFU 41% 3.0 GiB'
+    >>> figures({"loss": 5.25, "tokens_per_second": 480_000.0, "mfu": None, "memory_bytes": 3 * 2**30})
+    'loss 5.250 480K tok/s MFU n/a 3.0 GiB'
     """
     rate = metrics["tokens_per_second"]
     speed = f"{rate / 1000:.0f}K" if rate >= 10_000 else f"{rate:.0f}"
     memory = f"{metrics['memory_bytes'] / 2**30:.1f} GiB"
-    return f"loss {metrics['loss']:.3f} {speed} tok/s MFU {metrics['mfu']:.0%} {memory}"
+    mfu = "n/a" if metrics["mfu"] is None else f"{metrics['mfu']:.0%}"
+    return f"loss {metrics['loss']:.3f} {speed} tok/s MFU {mfu} {memory}"

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import shutil
 import signal
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any
@@ -94,12 +94,12 @@ def _sole_writer(out: Path, world: World) -> Iterator[None]:
         held = FileLock(out / ".lock").acquire(timeout=0)
     except Timeout:
         raise ValueError(f"{out}: another process is training in this folder") from None
-    try:
-        with held:
+    with held:
+        try:
             yield
-    finally:
-        if fresh and not (out / CONFIG).exists():
-            shutil.rmtree(out, ignore_errors=True)
+        finally:
+            if fresh and not (out / CONFIG).exists():  # under the lock, or another run could have begun in it
+                shutil.rmtree(out, ignore_errors=True)
 
 
 def _train(config: TrainConfig, world: World, display: Display) -> TrainSummary:
@@ -131,7 +131,7 @@ def _train(config: TrainConfig, world: World, display: Display) -> TrainSummary:
             write_atomically(config.out / CONFIG, json.dumps(record, indent=1).encode())
             if start is not None:
                 display.on_event(f"resumed from {start}")
-        speed = _Speed(flops_per_token(run.model, recipe.length), peak * world.size)
+        speed = _Speed(flops_per_token(run.model, recipe.length), peak * world.size, display.on_event)
         stopped = _loop(run, speed, display)
         return _finish(run, data, speed, stopped, display)
 
@@ -202,14 +202,18 @@ def fast_matmul(device: torch.device) -> Iterator[None]:
 class _Speed:
     """Tokens a second, and the model FLOPs utilisation: their share of the measured matmul rate."""
 
-    def __init__(self, flops_per_token: float, peak: float):
-        self.flops_per_token, self.peak = flops_per_token, peak
+    def __init__(self, flops_per_token: float, peak: float, notify: Callable[[str], None]):
+        self.flops_per_token, self.peak, self.notify = flops_per_token, peak, notify
+        self._notified = False
 
-    def figures(self, tokens: int, seconds: float) -> dict[str, float]:
+    def figures(self, tokens: int, seconds: float) -> dict[str, float | None]:
+        """MFU is None where it would be above 1: then the matmul rate was measured too low."""
         rate = tokens / seconds
-        # No share above 1: a rate that was measured while the machine was busy is at least what is reached later.
-        self.peak = max(self.peak, rate * self.flops_per_token)
-        return {"tokens_per_second": rate, "mfu": rate * self.flops_per_token / self.peak}
+        share = rate * self.flops_per_token / self.peak
+        if share > 1 and not self._notified:
+            self._notified = True
+            self.notify("a step is faster than the matmul rate, which was measured while the machine was busy: no MFU")
+        return {"tokens_per_second": rate, "mfu": share if share <= 1 else None}
 
 
 def _loop(run: Run, speed: _Speed, display: Display) -> str | None:
@@ -261,7 +265,7 @@ def _line(run: Run, update: Update, speed: _Speed, memory: metrics.PeakMemory) -
 def _plot(board: Any, line: Mapping[str, Any]) -> None:
     if board is not None:
         for name, value in line.items():
-            if name not in ("step", "tokens"):
+            if name not in ("step", "tokens") and value is not None:
                 board.add_scalar(f"train/{name}", value, line["step"])
 
 

@@ -41,7 +41,10 @@ class TrainSummary:
     tokens_per_second: float | None
     """Median over steps."""
     mfu: float | None
-    """Model FLOPs utilisation: the share of `matmul_flops_per_second` that the matmuls of the model take."""
+    """Model FLOPs utilisation: the share of `matmul_flops_per_second` that the matmuls of the model take.
+
+    Median over steps; None where that is above 1, because `matmul_flops_per_second` was measured too low.
+    """
     flops_per_token: float
     """Forward and backward, `ematrace.models.flops`."""
     matmul_flops_per_second: float
@@ -70,7 +73,7 @@ class TrainSummary:
 
 def curve_figures(path: Path) -> dict[str, float | None]:
     """The end of the curve and the median speed, from metrics.jsonl, so that they cover all sessions of a run."""
-    needed = ("loss", "cross_entropy", "tokens_per_second", "mfu")
+    needed = ("loss", "cross_entropy", "tokens_per_second")
     lines = [values for _, values in sort_lines(path.read_bytes() if path.exists() else b"")[0]]
     lines = [line for line in lines if all(isinstance(line.get(name), int | float) for name in needed)]
     if not lines:
@@ -82,8 +85,14 @@ def curve_figures(path: Path) -> dict[str, float | None]:
         "cross_entropy_at_end": math.fsum(end) / len(end),
         "validation_cross_entropy": lines[-1].get("validation_cross_entropy"),
         "tokens_per_second": median(line["tokens_per_second"] for line in lines),
-        "mfu": median(line["mfu"] for line in lines),
+        "mfu": _median_share([line.get("mfu") for line in lines]),
     }
+
+
+def _median_share(shares: list[float | None]) -> float | None:
+    """Steps without a share were above 1, so they count as the largest; None if the median is one of them."""
+    middle = median(share if isinstance(share, int | float) and share <= 1 else math.inf for share in shares)
+    return middle if math.isfinite(middle) else None
 
 
 def simple_baselines(train: Windows | None, targets: Ids, vocab_size: int) -> dict[str, float | None]:
