@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import shutil
 import signal
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,6 +17,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
 import ematrace.spen  # noqa: F401  registers SPEN with the Auto classes
+from ematrace.evaluation import model_folder
 from ematrace.train import DamagedCheckpoint, NonFiniteLoss, TrainConfig, build_model, train
 from ematrace.train.checkpoints import list_checkpoints, newest, prune, verify, write_folder
 from ematrace.train.state import AVERAGES, model_tensors, optimiser_tensors, read_model, read_optimiser
@@ -168,6 +171,37 @@ def test_resume_past_damage_ends_in_the_same_run(whole: TrainConfig, tmp_path: P
     assert curve(config.out) == curve(whole.out)
     assert digest(config.out) == digest(whole.out)
     verify(config.out / "checkpoints" / "step-00000020")
+
+
+def test_a_checkpoint_that_could_not_be_read_is_kept_aside(
+    whole: TrainConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file system that fails for a moment does not cost the newest checkpoint; `keep` counts the others."""
+    config = copy_of(whole, tmp_path / "run", keep=2)
+    folder = config.out / "checkpoints"
+    unreadable = folder / "step-00000020" / "optimizer.safetensors"
+    before = unreadable.read_bytes()
+    opened = Path.open
+
+    def fail(path: Path, *arguments: Any, **more: Any) -> Any:
+        if path == unreadable and unreadable.stat().st_ino == inode:
+            raise OSError(errno.EIO, "Input/output error", str(path))
+        return opened(path, *arguments, **more)
+
+    inode = unreadable.stat().st_ino
+    monkeypatch.setattr(Path, "open", fail)
+    display = Events()
+    train(config, display=display)
+    (line,) = [text for text in display.texts if "refused" in text]
+    assert line.endswith("Input/output error; kept as step-00000020.refused")
+    assert (folder / "step-00000020.refused" / unreadable.name).read_bytes() == before
+    assert [p.name for p in list_checkpoints(folder)] == ["step-00000015", "step-00000020"]
+    (folder / "step-00000020" / "state.json").unlink()
+    newest(folder, verify, display.on_event)
+    assert display.texts[-1].endswith("kept as step-00000020.2.refused")
+    shutil.rmtree(config.out / "model")
+    with pytest.raises(ValueError, match=r"its last checkpoint is .*step-00000015$"):
+        model_folder(str(config.out))
 
 
 def test_nothing_whole_is_an_error(whole: TrainConfig, tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from safetensors.numpy import load_file
 
 from ematrace.text import train_bpe
 from ematrace.train import TrainConfig
+from ematrace.train.checkpoints import list_checkpoints
 
 HERE = Path(__file__).parent
 WORDS = ("see", "the", "cat", "a", "dog", "runs", "and", "then", "sleeps", "under", "that", "tree", "far", "away")
@@ -120,7 +121,7 @@ def curve(out: Path, *names: str) -> list[tuple[Any, ...]]:
 def digest(out: Path) -> str:
     """SHA-256 of the final weights, of the optimiser's last averages and of the curve: equal only if bitwise equal."""
     sha = hashlib.sha256(repr(curve(out)).encode())
-    last = max((out / "checkpoints").glob("step-*"))
+    last = list_checkpoints(out / "checkpoints")[-1]
     for path in (out / "model" / "model.safetensors", last / "optimizer.safetensors"):
         for name, tensor in sorted(load_file(path).items()):
             sha.update(name.encode() + tensor.tobytes())

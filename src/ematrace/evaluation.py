@@ -343,7 +343,7 @@ def model_folder(path: str) -> str:
     inside = Path(path) / "model"
     if (inside / "config.json").is_file():
         return str(inside)
-    if checkpoints := sorted((Path(path) / "checkpoints").glob("step-*")):
+    if checkpoints := sorted((Path(path) / "checkpoints").glob("step-*[0-9]")):
         raise ValueError(f"{path}: this run has no model yet; its last checkpoint is {checkpoints[-1]}")
     return path
 

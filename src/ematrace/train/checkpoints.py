@@ -13,6 +13,7 @@ import re
 import shutil
 import uuid
 from collections.abc import Callable, Mapping
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ STATE = "state.json"
 OPTIMISER = "optimizer.safetensors"
 _NAME = re.compile(r"step-(\d{8,})")
 _PART = ".part"
+_REFUSED = ".refused"
 
 
 class DamagedCheckpoint(ValueError):
@@ -155,23 +157,34 @@ def list_checkpoints(folder: Path) -> list[Path]:
 
 
 def newest(folder: Path, check: Callable[[Path], None], warn: Callable[[str], None]) -> Path | None:
-    """The newest checkpoint that passes `check`, None if there are none at all; `warn` is told of those that do not."""
-    refused: list[DamagedCheckpoint] = []
+    """The newest checkpoint that passes `check`, None if there are none at all.
+
+    Newer ones that do not pass are renamed, so that the run does not prune them as its abandoned future: a file that
+    cannot be read now may be readable later. `warn` gets a line for each.
+    """
+    refused: dict[Path, DamagedCheckpoint] = {}
     for checkpoint in reversed(list_checkpoints(folder)):
         try:
             check(checkpoint)
         except DamagedCheckpoint as error:
-            refused.append(error)
+            refused[checkpoint] = error
             continue
-        for reason in refused:
-            warn(f"checkpoint refused, using {checkpoint.name}: {reason}")
+        for newer, reason in refused.items():
+            warn(f"checkpoint refused, using {checkpoint.name}: {reason}; kept as {_set_aside(newer).name}")
         return checkpoint
-    if refused and len({type(error) for error in refused}) == 1 and type(refused[0]) is not DamagedCheckpoint:
-        raise refused[0]
-    if refused:
-        reasons = "; ".join(str(error) for error in refused)
+    errors = list(refused.values())
+    if errors and len({type(error) for error in errors}) == 1 and type(errors[0]) is not DamagedCheckpoint:
+        raise errors[0]
+    if errors:
+        reasons = "; ".join(str(error) for error in errors)
         raise DamagedCheckpoint(f"{folder}: no intact checkpoint to resume from ({reasons})")
     return None
+
+
+def _set_aside(checkpoint: Path) -> Path:
+    """Renamed to the first free name `step-00000100.refused`, `step-00000100.2.refused`, ..."""
+    names = (f"{checkpoint.name}{'' if n == 1 else f'.{n}'}{_REFUSED}" for n in count(1))
+    return checkpoint.rename(next(free for name in names if not os.path.lexists(free := checkpoint.with_name(name))))
 
 
 def prune(folder: Path, *, step: int, keep: int | None = None) -> None:
