@@ -220,3 +220,15 @@ def test_gpt2_agrees_with_tiktoken(text: str) -> None:
     theirs = tiktoken.Encoding("gpt2", pat_str=pattern, mergeable_ranks=ranks, special_tokens={END_OF_TEXT: 50256})
     (ours,) = DocumentEncoder(load_tokenizer(GPT2)).encode([text])
     np.testing.assert_array_equal(ours[:-1], theirs.encode_ordinary(text))
+
+
+def test_two_tokens_of_one_id_are_refused(tmp_path: Path) -> None:
+    """The library reads such a file, and a copy of it loses one of the two, or fails: by chance."""
+    train_bpe(["a b a b a b"] * 9, 258).save_pretrained(tmp_path)
+    path = tmp_path / "tokenizer.json"
+    content = json.loads(path.read_text(encoding="utf-8"))
+    vocabulary = content["model"]["vocab"]
+    vocabulary["Å"] = vocabulary["".join(content["model"]["merges"][0])]
+    path.write_text(json.dumps(content), encoding="utf-8")
+    with pytest.raises(ValueError, match=r"tokenizer\.json: two tokens have the same id"):
+        load_tokenizer(tmp_path)

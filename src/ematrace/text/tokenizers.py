@@ -261,6 +261,9 @@ def _from_tokenizer_json(path: Path) -> PreTrainedTokenizerFast:
     eos = names.get("eos_token", END_OF_TEXT)
     if backend.token_to_id(eos) is None:
         raise ValueError(f"{path}: no end-of-text token: {eos} is not in the vocabulary")
+    vocabulary = backend.get_vocab()
+    if len(set(vocabulary.values())) < len(vocabulary):  # a copy, as transformers makes, loses one of the two
+        raise ValueError(f"{path}: two tokens have the same id")
     return _wrap(backend, eos, **names)
 
 

@@ -121,5 +121,7 @@ def _check_state(
     except ValueError as error:
         raise DamagedCheckpoint(str(error)) from None
     if dict(fingerprints) != saved["data_fingerprints"]:
-        raise OtherText(f"{path}: field 'data_fingerprints': the run was on other text than `data` is now")
+        raise OtherText(
+            f"{path}: field 'data_fingerprints': the run was on other text than `data` is now, or had another tokenizer"
+        )
     state.check_random_state(saved["random"], path)
