@@ -15,14 +15,11 @@ import time
 from collections import Counter
 from pathlib import Path
 
-# Forks must inherit no threads.
-os.environ.update(OMP_NUM_THREADS="1", TOKENIZERS_PARALLELISM="false", HF_HUB_OFFLINE="1", COLUMNS="100")
-
 from fault_trials import campaign, material
-from fault_trials.outcomes import FAILURES, GOOD
+from fault_trials.outcomes import FAILURES, GOOD, SKIPPED
 from fault_trials.sandbox import run_trials
 
-SHORT = 40
+SHORT = 30
 IMPORTS = (
     *("torch.distributed.fsdp", "torch.distributed.tensor", "transformers.models.gpt2.modeling_gpt2"),
     *("ematrace.cli.app", "ematrace.spen", "ematrace.spcn", "ematrace.evaluation", "ematrace.train.loop", "filelock"),
@@ -32,6 +29,8 @@ IMPORTS = (
 
 def prepare(root: Path, chosen: list[campaign.Share]) -> None:
     """Import everything, make the material, and see what comes out undamaged."""
+    # Before torch is imported: forks must inherit no threads.
+    os.environ.update(OMP_NUM_THREADS="1", TOKENIZERS_PARALLELISM="false", HF_HUB_OFFLINE="1", COLUMNS="100")
     for name in IMPORTS:
         importlib.import_module(name)
     import torch
@@ -83,10 +82,12 @@ def main() -> int:
 
 def show(counts: Counter[tuple[str, str, str]], seconds: float) -> None:
     for kind, target in sorted({(kind, target) for kind, target, _ in counts}):
-        row = {name: counts[kind, target, name] for name in (*GOOD, *FAILURES) if counts[kind, target, name]}
+        row = {name: counts[kind, target, name] for name in (*GOOD, *FAILURES, SKIPPED) if counts[kind, target, name]}
         print(f"{kind}/{target}: {', '.join(f'{n} {name}' for name, n in row.items())}")
-    failed = sum(n for (_, _, name), n in counts.items() if name in FAILURES)
-    print(f"{failed} failures in {counts.total()} trials, {seconds:.0f} s")
+    failed, skipped = (sum(counts[key] for key in counts if key[2] in names) for names in (FAILURES, (SKIPPED,)))
+    print(f"{failed} failures in {counts.total() - skipped} trials, {seconds:.0f} s")
+    if skipped:
+        print(f"{skipped} more could not be made on this machine")
 
 
 def record(counts: Counter[tuple[str, str, str]], seconds: float, folder: Path) -> Path:
@@ -99,7 +100,8 @@ def record(counts: Counter[tuple[str, str, str]], seconds: float, folder: Path) 
     for kind, target in sorted({(kind, target) for kind, target, _ in counts}):
         ended = {name: counts[kind, target, name] for name in (*GOOD, *FAILURES)}
         totals = {"trials": sum(ended.values()), "failures": sum(ended[name] for name in FAILURES)}
-        metrics = {name: Metric(float(n), "trials") for name, n in (totals | ended).items()}
+        skipped = {SKIPPED: counts[kind, target, SKIPPED]}
+        metrics = {name: Metric(float(n), "trials") for name, n in (totals | ended | skipped).items()}
         rows.append(Row({"kind": kind, "target": target}, metrics))
     file = CellFile(
         schema=SCHEMA,

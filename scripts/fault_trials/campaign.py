@@ -60,7 +60,7 @@ def baselines(root: Path, chosen: list[Share]) -> Iterator[Trial]:
     """What comes out without a fault, into `<root>/expected`."""
     names = {share.name for share in chosen}
     for target in reading.TARGETS:
-        if f"{reading.KIND}/{target.name}" in names or (target.name == "packed" and "kill/pack" in names):
+        if f"{reading.KIND}/{target.name}" in names or (target.name == "packed" and names & {"kill/pack", "disk/pack"}):
             yield from target.baseline(root)
     if names & {"kill/train", "disk/train"}:
         yield Trial("baseline", "train", 0, lambda: _write(root, "kill-train", kills.train_undisturbed(root)))

@@ -12,7 +12,7 @@ from pathlib import Path
 from fault_trials.commands import Refused, run_command
 from fault_trials.material import PROMPT, config_of, new_spcn, run_kernel, sentences
 from fault_trials.outcomes import HARMLESS, LOST, RECOVERED, REFUSED, SILENT, SKIPPED, Ended, Outcome
-from fault_trials.reading import open_pack, run_digest
+from fault_trials.reading import expected_of, open_pack, run_digest
 from fault_trials.sandbox import refusal, unexpected
 
 KIND = "disk"
@@ -82,12 +82,16 @@ def save_spcn(root: Path, draw: random.Random) -> None:
 
 
 def pack_into(root: Path, draw: random.Random) -> None:
+    """The tokens are the same on the full disk, if it opens there at all, and with room again."""
     os.environ["EMATRACE_CACHE"] = str(Path(FULL).absolute())
+    expected = expected_of(root, "packed", "open")
     try:
-        open_pack(root)
+        if open_pack(root) != expected:
+            raise Ended(SILENT, "other tokens on a full disk")
     finally:
         mount(2**24, REMOUNT)
-        open_pack(root)
+        if open_pack(root) != expected:
+            raise Ended(SILENT, "other tokens after a full disk")
 
 
 def report_into(root: Path, draw: random.Random) -> None:
@@ -158,7 +162,7 @@ def run_disk(name: str, root: Path, draw: random.Random) -> Outcome:
         use(root, draw)
         outcome = Outcome(HARMLESS)
     except (Refused, OSError, ValueError) as error:
-        outcome = refusal(str(error), (FULL, "standard output"))
+        outcome = refusal(str(error), (f"{FULL}/", "standard output"))
     except Ended as ended:
         outcome = ended.outcome
     except Exception as error:

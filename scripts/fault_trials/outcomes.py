@@ -8,8 +8,8 @@ REFUSED = "refused"  # one line that names the file; exit code 2, or ValueError 
 HARMLESS = "harmless"  # the same output, bit for bit, as without the fault
 RECOVERED = "recovered"  # the fault was noticed and repaired: the same output as without it
 CHANGED = "changed"  # other output from a file without a checksum, such as a user's text
-SKIPPED = "skipped"  # this machine cannot make the fault
-GOOD = (REFUSED, HARMLESS, RECOVERED, CHANGED, SKIPPED)
+GOOD = (REFUSED, HARMLESS, RECOVERED, CHANGED)
+SKIPPED = "skipped"  # this machine cannot make the fault: neither good nor a trial
 
 UNCLEAR = "unclear"  # refused, but in several lines or without the name of the file
 TRACEBACK = "traceback"  # any other exception, a crash, an unexpected exit code

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import resource
 import select
 import shutil
@@ -139,10 +140,16 @@ def unexpected(error: BaseException) -> Outcome:
 
 
 def refusal(message: str, names: Iterable[str]) -> Outcome:
-    """A refusal is one line that has one of the names in it."""
+    """A refusal is one line that names one of the files, or of the folders that end in `/`."""
     text = message.strip()
-    clear = "\n" not in text and any(name in text for name in names)
+    clear = "\n" not in text and any(_mentions(text, name) for name in names)
     return Outcome(REFUSED if clear else UNCLEAR, text[:200])
+
+
+def _mentions(text: str, name: str) -> bool:
+    """As whole parts of a path: `a.json` is in `x/a.json: broken`, not in `aa.json` or `a.json.part`."""
+    end = "" if name.endswith("/") else r"(?![\w-]|\.\w)"
+    return re.search(rf"(?<![\w.-]){re.escape(name)}{end}", text) is not None
 
 
 def _close(child: _Child) -> None:
