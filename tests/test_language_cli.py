@@ -455,7 +455,9 @@ def test_code_in_a_model_folder_is_never_run(
         assert code == 0
     else:
         assert code == 2
-        assert "needs custom code" in capsys.readouterr().err
+        refused_first = command == "stream" and kind == "model"  # by its type
+        reason = "only a SPEN" if refused_first else "needs custom code"
+        assert reason in " ".join(capsys.readouterr().err.split())
 
 
 def test_code_of_a_folder_runs_only_on_request(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -569,3 +571,12 @@ def test_only_a_spen_streams(limited: Path, monkeypatch: pytest.MonkeyPatch, cap
     code, _, error = stream(monkeypatch, capsys, b"a\n", str(limited))
     assert code == 2
     assert "only a SPEN has a state" in error.replace("\n", " ")
+
+
+@pytest.mark.parametrize("option", ["--trust-remote-code", "--mixer"])
+def test_stream_runs_no_code_of_others(option: str, run: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    """It would run only to be refused: nothing but a SPEN streams."""
+    assert call(monkeypatch, "stream", "--help") == 0
+    assert option not in capsys.readouterr().out
+    assert call(monkeypatch, "generate", "--help") == 0
+    assert option in capsys.readouterr().out

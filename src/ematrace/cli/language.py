@@ -13,6 +13,7 @@ from typing import Any, BinaryIO, Literal
 import tyro
 from rich.console import Console
 
+from ematrace.files import read_json
 from ematrace.pghu import PGHU
 
 
@@ -60,12 +61,8 @@ class Stream:
     """text marks the tokens by their surprise; tsv and json have a line for each; auto is text on a terminal."""
     decoder: Literal["auto", "eager"] = "auto"
     """auto reads with SPEN's decoder where it applies and is faster; eager is the model itself."""
-    mixer: str | None = None
-    """package.module:Class of the model's mixer, if it is not part of ematrace; naming it here imports it."""
     device: str = "auto"
     """cpu, cuda or cuda:N; auto is a GPU where there is one."""
-    trust_remote_code: bool = False
-    """Run Python code that comes with the model, if it needs any. Models of ematrace never do."""
     pghu: PGHU = field(default_factory=PGHU)
     """Settings of --adapt."""
 
@@ -121,8 +118,9 @@ def generate_text(command: Generate) -> None:
 
 
 def stream_text(command: Stream, console: Console, error_console: Console) -> None:
+    from ematrace.evaluation import model_folder
     from ematrace.report.streaming import StreamPrinter, legend
-    from ematrace.spen import SpenForCausalLM, SpenStream
+    from ematrace.spen import SpenConfig, SpenStream
 
     if command.pghu != PGHU() and not command.adapt:
         raise ValueError("--pghu.*: settings of --adapt, which is not given")
@@ -130,9 +128,13 @@ def stream_text(command: Stream, console: Console, error_console: Console) -> No
         raise ValueError(f"standard {'input' if sys.stdin is None else 'output'} is closed")
     if command.state is not None:
         writable(command.state)
-    model, tokenizer, _ = load_language_model(command.model, command.device, command.mixer, command.trust_remote_code)
-    if not isinstance(model, SpenForCausalLM):
-        raise ValueError(f"{command.model}: a {type(model).__name__}; only a SPEN has a state to stream with")
+    config = Path(model_folder(command.model)) / "config.json"
+    kind = read_json(config, allow_nan=True).get("model_type") if config.is_file() else SpenConfig.model_type
+    if kind == SpenConfig.model_type:
+        model, tokenizer, _ = load_language_model(command.model, command.device)
+        kind = model.config.model_type  # a model of the hub may be another
+    if kind != SpenConfig.model_type:
+        raise ValueError(f"{command.model}: model_type is {kind!r}; only a SPEN has a state to stream with")
     pghu = command.pghu if command.adapt else None
     stream = SpenStream(model, pghu, decoder="auto" if command.decoder == "auto" else None)
     if command.state is not None and os.path.lexists(command.state):  # a link that leads nowhere is refused
