@@ -89,6 +89,9 @@ def test_a_file_that_the_manifest_does_not_list_is_not_read(saved: Path, tmp_pat
         load_model(folder)
 
 
+NESTED = {"model_type": "gemma3"}  # a config of configs
+
+
 @pytest.mark.parametrize(
     ("name", "fields", "message"),
     [
@@ -118,6 +121,11 @@ def test_a_file_that_the_manifest_does_not_list_is_not_read(saved: Path, tmp_pat
         ("gpt2", {"n_embd": 10**7}, "config.json: asks for"),
         ("gpt2", {"n_positions": 32}, "wpe.weight': [16, 8], but config.json asks for [32, 8]"),
         ("gpt2", {"num_labels": 10**9}, "config.json: field 'num_labels'"),
+        ("gpt2", NESTED | {"text_config": {"num_hidden_layers": 5000}}, "field 'text_config.num_hidden_layers': 5000"),
+        ("gpt2", NESTED | {"vision_config": {"depths": [2, 5000]}}, "field 'vision_config.depths': 5000"),
+        ("gpt2", NESTED | {"text_config": {"num_experts": 5000}}, "field 'text_config.num_experts': 5000"),
+        ("gpt2", NESTED | {"text_config": {"layer_types": ["x"] * 5000}}, "'text_config.layer_types': 5000 entries"),
+        ("gpt2", NESTED | {"vision_config": {"num_labels": 2 * 10**6}}, "field 'vision_config.num_labels': 2000000"),
         ("gpt2", {"auto_map": {"AutoModelForCausalLM": "evil.M"}}, "needs custom code of the folder (evil.M)"),
     ],
 )
@@ -130,6 +138,12 @@ def test_settings_are_checked_against_the_tensors(
         load_model(folder)
     assert message in str(refusal.value)
     assert "\n" not in str(refusal.value)
+
+
+def test_sizes_and_short_lists_are_no_counts(saved: Path, tmp_path: Path) -> None:
+    folder = copy(saved, tmp_path, "gpt2")
+    change(folder / "config.json", block_size=10**5, extra={"expert_capacity": 10**5, "layer_types": ["x"] * 1000})
+    load_model(folder)
 
 
 def without_a_tensor(tensors: dict[str, torch.Tensor]) -> None:

@@ -35,6 +35,10 @@ READ = (
 )
 FLOATING = ("F64", "F32", "F16", "BF16")
 MOST_LABELS = 10**6
+# Settings with such a name say how many modules there are, unless they end as sizes do.
+COUNTED, SIZED = ("layer", "depth", "block", "expert", "stage", "codebook"), ("_size", "_dim", "_length", "_capacity")
+MOST_PARTS = 1024
+"""Such parts, and entries of a list, unless the weights hold more tensors than that."""
 Shapes = dict[str, tuple[int, ...]]
 
 
@@ -136,13 +140,26 @@ def _weight_files(folder: Path) -> list[Path]:
 
 
 def _check_counts(folder: Path, settings: Mapping[str, Any], n_tensors: int) -> None:
-    """Numbers that a config class or a model makes lists of, before it makes them."""
-    for field, value in settings.items():
-        if isinstance(value, int) and "layer" in field and value > n_tensors:
-            raise ValueError(f"{folder / CONFIG}: field '{field}': {value}, but the weights hold {n_tensors} tensors")
-    labels = settings.get("num_labels", 0)
-    if isinstance(labels, int) and labels > MOST_LABELS:
-        raise ValueError(f"{folder / CONFIG}: field 'num_labels': {labels}, but at most {MOST_LABELS} are allowed")
+    """Numbers that a config class or a model makes lists of, before it makes them; also those of nested configs."""
+    most_parts = max(n_tensors, MOST_PARTS)
+
+    def check(field: str, name: str, value: Any) -> None:
+        if isinstance(value, Mapping):
+            for key, inner in value.items():
+                check(f"{field}.{key}", key, inner)
+            return
+        counted = any(word in name.lower() for word in COUNTED) and not name.endswith(SIZED)
+        most = MOST_LABELS if name == "num_labels" else most_parts if counted else None
+        if isinstance(value, list):
+            if len(value) > most_parts:
+                raise ValueError(f"{folder / CONFIG}: field '{field}': {len(value)} entries, at most {most_parts}")
+            for inner in value:
+                check(field, name, inner)
+        elif isinstance(value, int) and most is not None and value > most:
+            raise ValueError(f"{folder / CONFIG}: field '{field}': {value}, but at most {most} are allowed")
+
+    for name, value in settings.items():
+        check(name, name, value)
 
 
 def _config(folder: Path, settings: dict[str, Any]) -> PretrainedConfig:
