@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -46,6 +47,11 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("readme")
     (folder / "README.md").write_text(README[:300], encoding="utf-8")
     (folder / "mine.txt").write_text(README * 3, encoding="utf-8")
+    # All recorded results take seconds: tests/test_ledger_verdicts.py has their ledger, test_one_file.py their page.
+    for experiment in ("position", "trace_probe"):
+        (folder / "recorded" / experiment).mkdir(parents=True)
+        for path in sorted((ROOT / "results" / experiment).glob("*.json"))[:3]:
+            shutil.copy(path, folder / "recorded" / experiment)
     (folder / "mypackage").mkdir()
     contributing = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
     mixer = re.search(r"```python\n(.*?)```", contributing, re.DOTALL)
@@ -58,6 +64,7 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run(here: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     monkeypatch.chdir(here)
     monkeypatch.setenv("EMATRACE_CACHE", str(here / "cache"))
+    monkeypatch.setenv("EMATRACE_RESULTS", str(here / "recorded"))
     monkeypatch.setattr("ematrace.text.corpora.BUILTIN_BYTES", 400_000)
     monkeypatch.setattr(sys, "path", [str(here), *sys.path])
 
@@ -79,10 +86,10 @@ def smaller(arguments: list[str]) -> list[str]:
     """The same command with less to do."""
     match arguments[0]:
         case "train":
-            sizes = "--tokens 2048 --sequences 4 --length 32 --vocab-size 300 --device cpu --validation-sequences 2"
+            sizes = "--tokens 512 --sequences 4 --length 32 --vocab-size 300 --device cpu --validation-sequences 2"
             return [*arguments, *sizes.split()]
         case "eval":
-            return [*arguments, "--max-tokens", "500"]
+            return [*arguments, "--max-tokens", "100"]
         case "reproduce" if "--dry-run" not in arguments:
             return [*arguments, "--dry-run"]
     return arguments
