@@ -13,7 +13,7 @@ from ematrace import cli
 
 ROOT = Path(__file__).resolve().parents[1]
 MIXER, EXPERIMENT = "mysum", "sum_or_nothing"
-TOKENS, BYTES = "8_192", 400_000
+TOKENS, BYTES = "4_096", 400_000
 
 
 @pytest.fixture(scope="module")
