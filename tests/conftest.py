@@ -16,6 +16,10 @@ if not any(Path("/dev").glob("nvidia[0-9]*")):
 # Some virtual machines announce AMX for bfloat16 products and then die of an illegal instruction. oneDNN reads it once.
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
 
+# Test processes share the cores: threads that wait for one another by spinning would take them from the other process.
+if "PYTEST_XDIST_WORKER" in os.environ:
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 if TYPE_CHECKING:  # the tests of the other rooms must run without SPCN
     from ematrace.spcn import SPCN
     from ematrace.spcn.reference import ReferenceHierarchy
