@@ -580,3 +580,21 @@ def test_stream_runs_no_code_of_others(option: str, run: Path, monkeypatch: pyte
     assert option not in capsys.readouterr().out
     assert call(monkeypatch, "generate", "--help") == 0
     assert option in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("runn", "runn: no such folder; did you mean run?"),
+        ("./nope", "./nope: no such folder"),
+        ("/a/b", "/a/b: no such"),
+    ],
+)
+def test_a_mistyped_folder_is_not_looked_for_on_the_hub(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, why: str
+) -> None:
+    (tmp_path / "run").mkdir()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("ematrace.train.models.hub_is_reachable", lambda: pytest.fail("asked the hub"))
+    with pytest.raises(FileNotFoundError, match=re.escape(why)):
+        load_model(name)

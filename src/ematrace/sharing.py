@@ -40,6 +40,11 @@ class Meter:
     def __init__(self) -> None:
         self._last = self._read()
 
+    @property
+    def works(self) -> bool:
+        """Whether the system says."""
+        return self._last is not None
+
     def others(self) -> float | None:
         """0.0 for none, 2.0 for two of them; None where the system does not say. The host's other guests count too."""
         last, self._last = self._last, self._read()
@@ -89,8 +94,8 @@ def shared_processors() -> Iterator[None]:
     """
     with _limited_threads():
         meter = Meter()
-        chosen = any(name in os.environ for name in CHOSEN) or meter.others() is None
-        if chosen or not _watched.acquire(blocking=False):
+        chosen = any(name in os.environ for name in CHOSEN)
+        if chosen or not meter.works or not _watched.acquire(blocking=False):
             yield
             return
         done = threading.Event()

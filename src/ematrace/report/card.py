@@ -36,7 +36,7 @@ def claim_card(row: LedgerRow, claim: Claim, cells: Results) -> RenderableType:
 
 def _lines(row: LedgerRow, claim: Claim, cells: Results) -> Iterator[tuple[str, RenderableType]]:
     yield "paper", Text(row.paper)
-    if ours := _ours(row, claim):
+    if ours := _ours(row, claim, cells):
         yield "ours", ours
     if not claim.selectors and not claim.not_testable:
         yield "", Text("no experiment tests it yet")
@@ -67,10 +67,12 @@ def _lines(row: LedgerRow, claim: Claim, cells: Results) -> Iterator[tuple[str, 
         yield "to run it", Text(row.command)
 
 
-def _ours(row: LedgerRow, claim: Claim) -> Text:
+def _ours(row: LedgerRow, claim: Claim, cells: Results) -> Text:
     """Means with their intervals; how many seeds, and where."""
     found = [f"{name} {mean}{f' ({ends})' if ends else ''}" for name, mean, ends in ours_lines(row, claim)]
-    counts = [plural(row.n_seeds, "seed")] if row.n_seeds else []
+    samples = [sample for selector in claim.selectors if (sample := cells.sample(selector)) is not None]
+    *fewer, most = sorted({len(sample.values) for sample in samples}) or [row.n_seeds or 0]
+    counts = [" and ".join([*map(str, fewer), plural(most, "seed")])] if row.n_seeds else []
     scale = [row.scale.upper()] if row.scale in SCALES else [f"{row.scale} scale"] if row.scale else []
     return Text("\n".join([*found, ", ".join(counts + scale)]).strip("\n"))
 

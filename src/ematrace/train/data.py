@@ -128,6 +128,10 @@ def _prepare(
         recipe = fit_to_text(config, recipe, train.n_tokens, validation.n_tokens)
         if not begun:
             describe_text(train, validation, HeldOut.of(source) if config.validation is None else None, notify)
+            if config.tokens is None:
+                notify(
+                    f"{recipe.steps:,} steps, {recipe.tokens / train.n_tokens:.2g} passes over the text; --tokens changes it"
+                )
     batches = PackedBatches(train, seed=config.seed, **_sizes(config, recipe))
     return TrainingData(tokenizer, batches, train, validation, recipe, HeldOut.of(source))
 

@@ -112,6 +112,8 @@ def load_model(path_or_name: str | Path, *, trust_remote_code: bool = False) -> 
     folder = Path(name)
     if folder.is_dir():
         check_model_folder(folder, trust_remote_code)
+    elif not folder.exists():
+        _refuse_mistyped(name)
     # Without network the hub's client would retry for half a minute, even about a folder.
     offline = folder.exists() or not hub_is_reachable()
     # trust_remote_code left out, transformers would ask on standard input.
@@ -138,6 +140,14 @@ def check_tokenizer(tokenizer: Any, model: Any) -> None:
     largest, known = max(tokenizer.get_vocab().values(), default=0), model.config.get_text_config().vocab_size
     if largest >= known and model.config.model_type in OURS:
         raise ValueError(f"has a token {largest}, but the model's vocabulary has {known}")
+
+
+def _refuse_mistyped(name: str) -> None:
+    """FileNotFoundError for a name that is meant as a folder: nobody looks for it on the hub."""
+    nearby = [folder.name for folder in Path().iterdir() if folder.is_dir()]
+    suggestion = did_you_mean(name, nearby)
+    if suggestion or name.startswith(("/", ".", "~", "\\")) or name.count("/") > 1:
+        raise FileNotFoundError(f"{name}: no such folder{suggestion}")
 
 
 @contextmanager
