@@ -596,5 +596,6 @@ def test_a_mistyped_folder_is_not_looked_for_on_the_hub(
     (tmp_path / "run").mkdir()
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("ematrace.train.models.hub_is_reachable", lambda: pytest.fail("asked the hub"))
-    with pytest.raises(FileNotFoundError, match=re.escape(why)):
+    with pytest.raises(FileNotFoundError) as refused:
         load_model(name)
+    assert str(refused.value).startswith(why)

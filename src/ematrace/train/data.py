@@ -129,9 +129,8 @@ def _prepare(
         if not begun:
             describe_text(train, validation, HeldOut.of(source) if config.validation is None else None, notify)
             if config.tokens is None:
-                notify(
-                    f"{recipe.steps:,} steps, {recipe.tokens / train.n_tokens:.2g} passes over the text; --tokens changes it"
-                )
+                passes = recipe.tokens / train.n_tokens
+                notify(f"{recipe.steps:,} steps: {passes:.2g} passes over the text; --tokens changes that")
     batches = PackedBatches(train, seed=config.seed, **_sizes(config, recipe))
     return TrainingData(tokenizer, batches, train, validation, recipe, HeldOut.of(source))
 
