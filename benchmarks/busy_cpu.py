@@ -2,10 +2,12 @@
 
 Each way of waiting is a process of its own, since libgomp reads its settings once: `spinning` is its default, `asleep`
 is OMP_WAIT_POLICY=passive, `shared` is what `ematrace train` does (`ematrace.sharing`): spinning, but only shortly
-while other programs are busy. They train in turn, the same steps as in training_cpu.py, with nothing beside them and
-beside as many busy loops as there are processors. All end with the same weights, to the bit.
+while other programs are busy. They train in turn, the same steps as in training_cpu.py, with nothing beside them,
+beside as many busy loops as there are processors, and beside four times as many. All end with the same weights, to the
+bit.
 
-Floor: beside as many busy loops as it has threads, half of the speed on a quiet machine is what fair shares leave.
+Floor: what fair shares leave of the speed on a quiet machine, a half beside as many busy loops as it has threads, and a
+fifth beside four times as many.
 
     python benchmarks/busy_cpu.py --record results
 """
@@ -120,7 +122,7 @@ def main() -> None:
     if arguments.worker:
         work(quick)
         return
-    loads = (0, processors())
+    loads = (0, processors(), 4 * processors())
     workers = {name: Worker(name, quick) for name in WAITING}
     try:
         cells = [row for load in loads for row in measure(workers, load, quick)]
@@ -138,7 +140,7 @@ def main() -> None:
         checks=["the weights at the end are the same to the bit, however threads wait"],
         comparisons=[
             *(Comparison({"waiting": other}, {"waiting": "shared"}) for other in ("spinning", "asleep")),
-            Comparison({"load": loads[1]}, {"load": 0}),
+            *(Comparison({"load": load}, {"load": 0}) for load in loads[1:]),
         ],
         settings={"threads": processors(), "steps": STEPS, "repetitions": REPETITIONS, "settle_seconds": SETTLE},
         quick=quick,
