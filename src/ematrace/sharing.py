@@ -1,10 +1,10 @@
 """Sharing the processors with other programs: what those use, and short waits while they need it.
 
 torch's threads (OpenMP, by GNU's libgomp on Linux) wait for one another after every operator, and wait by spinning, up
-to 15 ms. On a quiet machine that is right: with threads that sleep instead, spen-tiny trains at half the speed. Where
+to 15 ms. On a quiet machine that is right: with threads that sleep instead, spen-tiny takes 1.35x as long. Where many
 others need the processors as well, a thread spins through time slices in which the one it waits for could have run:
-beside two busy loops on two cores, spen-tiny trains at a twentieth of its speed, with short spins at a third.
-`benchmarks/busy_cpu.py` measures this.
+beside eight busy loops on two cores, short spins make it 1.45x as fast. Beside two they make no difference, and either
+way a busy machine costs more than its share of the processors (`benchmarks/busy_cpu.py` measures all of this).
 
 libgomp reads how long to spin (GOMP_SPINCOUNT, OMP_WAIT_POLICY) once, when torch is loaded, so that it cannot follow
 what a machine does for an hour. But it spins shortly whenever the process has more OpenMP threads than there are
