@@ -171,9 +171,9 @@ def test_beside_other_programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(module, "busy_loops", lambda n: nullcontext(begun.append(n)))
     monkeypatch.setattr(module, "processors", lambda: 2)
     found = run(module, tmp_path, monkeypatch)
-    assert begun == [0, 2]
+    assert begun == [0, 2, 8]
     assert {(t.factors["waiting"], t.factors["load"]) for t in found.timed} == {
-        (waiting, load) for waiting in ("spinning", "asleep", "shared") for load in (0, 2)
+        (waiting, load) for waiting in ("spinning", "asleep", "shared") for load in (0, 2, 8)
     }
     assert "waiting=spinning / waiting=shared, spen load=2" in found.ratios
     assert "load=2 / load=0, spen waiting=shared" in found.ratios
