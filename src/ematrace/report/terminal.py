@@ -26,7 +26,7 @@ COLUMN = 39  # characters of a claim's id and title in the overview
 MEANINGS = {
     "reproduced": "direction and figure hold (* the grammar was chosen knowing it)",
     "direction only": "its figure is missed",
-    "not reproduced": "this is claimed, and our runs say otherwise:",
+    "not reproduced": "the paper claims this, and our runs do not show it:",
     "open": "not measured yet",
 }
 # From this width on, the paper's numbers have a column of their own.
