@@ -44,7 +44,7 @@ def call(monkeypatch, capsys, tmp_path):
             cli.main()
             status = 0
         except SystemExit as stop:
-            status = stop.code if isinstance(stop.code, int) else 0
+            status = 0 if stop.code is None else stop.code if isinstance(stop.code, int) else 1
         finally:
             signal.signal(signal.SIGTERM, handler)
         captured = capsys.readouterr()
