@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -118,49 +118,67 @@ def budget_of(point: Point, settings: Mapping[str, Any]) -> Mapping[str, Any]:
     return {name: value for name, value in budget.items() if settings[name] is None}
 
 
+Look = Callable[[Any, "ScoredText"], list[Row]]
 SPEN = Arm("ema_error", ffn="topk_ste", residual="ffn", norm="algorithm1", load_balance=0.01)
 
 
-def measure_arm(ctx: Context, arm: Arm, size: str, lr: float) -> list[Row]:
-    """Train one model and score it."""
-    settings, device = ctx.settings, torch.device(ctx.device)
-    tokenizer = tokenizer_folder(str(ctx.data), settings["vocab_size"])
-    vocab_size = len(load_tokenizer(tokenizer))
-    d_ff = matched_width(arm, size, vocab_size, settings["length"])
+def measure_arm(ctx: Context, arm: Arm, size: str, lr: float, look: Look = lambda model, text: []) -> list[Row]:
+    """Train one model and score it; `look` may add rows about the trained model, given the validation text."""
     with TemporaryDirectory(dir=ctx.scratch) as folder:
-        config = TrainConfig(
-            preset=arm.preset(),
-            overrides=tuple(f"{name}={json.dumps(value)}" for name, value in arm.overrides(size, d_ff).items()),
-            data=str(ctx.data),
-            out=Path(folder) / "run",
-            tokenizer=str(tokenizer),
-            lr=lr,
-            final_lr=lr / 10,
-            seed=ctx.seed,
-            device=ctx.device,
-            micro_batch=settings["sequences"],
-            checkpoint_every=10**9,
-            validate_every=10**9,
-            **{name: settings[name] for name in ("validation", "tokens", "sequences", "length", "warmup")},
-        )
-        summary = train_model(ctx, config, TRAINING)
-        model, _ = load_model(summary.model)
-        rows = training_curve(summary, settings["sequences"] * settings["length"])
-    model.to(device).eval()
-    of_model = {"parameters": number(sum(p.numel() for p in model.parameters())), "d_ff": number(d_ff)}
-    texts = {"validation": settings["validation"], **settings["texts"]}
-    trained_on: Literal["train", "all"] = "train" if settings["validation"] is None else "all"
-    for name, source in texts.items():
-        text = scored_text(str(ctx.data), trained_on, source, str(tokenizer), settings["length"], settings["windows"])
+        trained = train_arm(ctx, arm, size, lr, Path(folder) / "run")
+        model, _ = load_model(trained.summary.model)
+        rows = training_curve(trained.summary, ctx.settings["sequences"] * ctx.settings["length"])
+    model.to(torch.device(ctx.device)).eval()
+    of_model = {"parameters": number(sum(p.numel() for p in model.parameters())), "d_ff": number(trained.d_ff)}
+    for name, source in {"validation": ctx.settings["validation"], **ctx.settings["texts"]}.items():
+        text = text_to_score(ctx, source, trained.tokenizer)
         nats, usage = score(model, text.windows)
         if name == "validation":  # rates are chosen on one half of it and figures are those of the other
             of_model["selection_nats"] = number(float(nats[::2].mean()), unit="nats", better="low")
             nats, text = nats[1::2], text.every_second()
             of_model |= usage_metrics(usage) if usage is not None else {}
-        bounds = {"rare": RARE, "rare_here": round(RARE * settings["tokens"] / ZOOLOGY_TOKENS)}
+            rows += look(model, text)
+        bounds = {"rare": RARE, "rare_here": round(RARE * ctx.settings["tokens"] / ZOOLOGY_TOKENS)}
         found = recall_rows(nats, text.distance, text.count, bounds, {"unigram_nats": text.unigram})
         rows += [Row({"text": name, **row.factors}, row.metrics) for row in found]
     return [Row({}, of_model), *rows]
+
+
+@dataclass(frozen=True)
+class TrainedArm:
+    summary: TrainSummary
+    tokenizer: Path
+    d_ff: int
+
+
+def train_arm(ctx: Context, arm: Arm, size: str, lr: float, out: Path, **changes: Any) -> TrainedArm:
+    """`changes` are fields of `TrainConfig`."""
+    settings = ctx.settings
+    tokenizer = tokenizer_folder(str(ctx.data), settings["vocab_size"])
+    d_ff = matched_width(arm, size, len(load_tokenizer(tokenizer)), settings["length"])
+    config = TrainConfig(
+        preset=arm.preset(),
+        overrides=tuple(f"{name}={json.dumps(value)}" for name, value in arm.overrides(size, d_ff).items()),
+        data=str(ctx.data),
+        out=out,
+        tokenizer=str(tokenizer),
+        lr=lr,
+        final_lr=lr / 10,
+        seed=ctx.seed,
+        device=ctx.device,
+        micro_batch=settings["sequences"],
+        checkpoint_every=10**9,
+        validate_every=10**9,
+        **{name: settings[name] for name in ("validation", "tokens", "sequences", "length", "warmup")},
+    )
+    return TrainedArm(train_model(ctx, replace(config, **changes), TRAINING), tokenizer, d_ff)
+
+
+def text_to_score(ctx: Context, source: str | None, tokenizer: Path) -> ScoredText:
+    """Windows of a text; None is what training holds out of its own."""
+    settings = ctx.settings
+    trained_on: Literal["train", "all"] = "train" if settings["validation"] is None else "all"
+    return scored_text(str(ctx.data), trained_on, source, str(tokenizer), settings["length"], settings["windows"])
 
 
 def tokenizer_folder(data: str, vocab_size: int) -> Path:
