@@ -36,6 +36,7 @@ class SpenMixer(Mixer):
 
     alphas           rates of the traces, fastest first; the last one is the slow trace that predicts
     predictor, predictor_reads, n_heads, gamma      see `SpenConfig`
+    predictor_query, predictor_values               of a softmax over a sequence, see `SoftmaxPredictor`
     """
 
     def __init__(
@@ -46,11 +47,15 @@ class SpenMixer(Mixer):
         predictor_reads: str = "traces_now",
         n_heads: int = 12,
         gamma: float = 0.999,
+        predictor_query: str = "slow_trace",
+        predictor_values: str = "as_read",
     ) -> None:
         super().__init__(d_model)
         self.alphas = tuple(alphas)
         self.traces = EMATraces(self.alphas)
-        self.predictor = build_predictor(d_model, len(self.alphas), predictor, predictor_reads, n_heads, gamma)
+        self.predictor = build_predictor(
+            d_model, len(self.alphas), predictor, predictor_reads, n_heads, gamma, predictor_query, predictor_values
+        )
         self.W_h = nn.Linear(len(self.alphas) * d_model, d_model, bias=False)
         self.W_e = nn.Linear(d_model, d_model, bias=False)
 

@@ -17,7 +17,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ematrace.mixers.base import check_choice
+
 Past = tuple[Tensor, ...] | None
+QUERIES = ("slow_trace", "input")
+VALUES = ("as_read", "normalised")
 CHUNK = 64
 """Steps that linear attention handles in one matmul."""
 
@@ -128,13 +132,24 @@ class LinearAttentionPredictor(SequencePredictor):
 class SoftmaxPredictor(SequencePredictor):
     """Standard multi-head attention; keys and values from what is read.
 
-    Queries and keys are made from vectors scaled to root mean square 1, as a pre-norm transformer does.
+    Queries and keys are made from vectors scaled to root mean square 1, as a pre-norm transformer does. Two switches
+    take it further towards the attention of a transformer: queries from the input of this step instead of the slow
+    trace, and values from vectors scaled likewise.
     The past is keys and values [B, H, S, D/H] and their mask [B, S].
     """
 
-    def __init__(self, d_model: int, n_traces: int, reads_traces: bool, n_heads: int) -> None:
+    def __init__(
+        self,
+        d_model: int,
+        n_traces: int,
+        reads_traces: bool,
+        n_heads: int,
+        query: str = "slow_trace",
+        values: str = "as_read",
+    ) -> None:
         super().__init__(d_model, n_traces, reads_traces)
         self.n_heads = n_heads
+        self.query, self.values = query, values
         self.W_v = nn.Linear(self.W_k.in_features, d_model, bias=False)
         self.W_o = nn.Linear(d_model, d_model, bias=False)
 
@@ -143,9 +158,9 @@ class SoftmaxPredictor(SequencePredictor):
     ) -> tuple[Tensor, Past]:
         source = self.source(x, traces)
         q, k, v = (
-            self._heads(self.W_q(rms(traces[-1]))),
+            self._heads(self.W_q(rms(x if self.query == "input" else traces[-1]))),
             self._heads(self.W_k(rms(source))),
-            self._heads(self.W_v(source)),
+            self._heads(self.W_v(rms(source) if self.values == "normalised" else source)),
         )
         if cu_seqlens is None:
             mixed, past = attend_and_keep(q, k, v, past, mask)
@@ -169,9 +184,20 @@ class SoftmaxPredictor(SequencePredictor):
 
 
 def build_predictor(
-    d_model: int, n_traces: int, predictor: str, reads: str, n_heads: int = 1, gamma: float = 0.999
+    d_model: int,
+    n_traces: int,
+    predictor: str,
+    reads: str,
+    n_heads: int = 1,
+    gamma: float = 0.999,
+    query: str = "slow_trace",
+    values: str = "as_read",
 ) -> Predictor:
-    """The predictor that `SpenConfig.predictor` and `predictor_reads` name."""
+    """The predictor that `SpenConfig.predictor` and `predictor_reads` name; the last two are `SoftmaxPredictor`'s."""
+    check_choice("predictor_query", query, QUERIES)
+    check_choice("predictor_values", values, VALUES)
+    if (query, values) != (QUERIES[0], VALUES[0]) and (predictor != "softmax" or reads == "traces_now"):
+        raise ValueError("predictor_query and predictor_values are switches of the softmax over a sequence")
     if predictor == "static":
         return StaticPredictor(d_model)
     if reads == "traces_now":
@@ -179,7 +205,7 @@ def build_predictor(
     reads_traces = reads == "trace_sequence"
     if predictor == "linear":
         return LinearAttentionPredictor(d_model, n_traces, reads_traces, gamma)
-    return SoftmaxPredictor(d_model, n_traces, reads_traces, n_heads)
+    return SoftmaxPredictor(d_model, n_traces, reads_traces, n_heads, query, values)
 
 
 def unit(h: Tensor) -> Tensor:
