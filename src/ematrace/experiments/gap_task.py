@@ -11,7 +11,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Literal
@@ -48,17 +48,23 @@ KEPT = 0.06  # share of the units that the paper's top-k keeps
 SIZES: Mapping[str, Mapping[str, int]] = {
     "toy": {"d_model": 32, "n_layers": 2, "d_ff": 128, "n_heads": 2},  # shows that it runs, and nothing else
     "2m": {"d_model": 128, "n_layers": 4, "d_ff": 512, "n_heads": 4},
+    "7m": {"d_model": 256, "n_layers": 6, "d_ff": 1024, "n_heads": 8},
+    "30m": {"d_model": 512, "n_layers": 8, "d_ff": 2048, "n_heads": 8},
+    "130m": {"d_model": 768, "n_layers": 12, "d_ff": 3072, "n_heads": 12},  # the paper's
+}
+GPT2_ENTRIES = 50_257  # of its tokenizer; a vocabulary of any other size is trained on the text
+_BUDGET = {
+    **{"tokens": 3584 * 64 * 512, "sequences": 64, "length": 512, "warmup": 200},
+    **{"vocab_size": 8192, "windows": 2048},
 }
 BUDGETS: Mapping[str, Mapping[str, int]] = {
     "toy": {"tokens": 128 * 16 * 128, "sequences": 16, "length": 128, "warmup": 10, "vocab_size": 1024, "windows": 128},
-    "2m": {
-        **{
-            "tokens": 3584 * 64 * 512,
-            "sequences": 64,
-            "length": 512,
-            "warmup": 200,
-        },  # 61 per parameter, as the paper's
-        **{"vocab_size": 8192, "windows": 2048},
+    "2m": _BUDGET,  # 61 tokens per parameter, as the paper's
+    "7m": _BUDGET,  # 16 per parameter
+    "30m": _BUDGET,  # 3.7 per parameter
+    "130m": {
+        **{"tokens": 1600 * 32 * 2048, "sequences": 32, "length": 2048, "warmup": 200},  # .8 per parameter
+        **{"vocab_size": GPT2_ENTRIES, "windows": 512},
     },
 }
 SETTINGS: Mapping[str, Any] = {
@@ -130,14 +136,30 @@ def measure_arm(ctx: Context, arm: Arm, size: str, lr: float, look: Look = lambd
         rows = training_curve(trained.summary, ctx.settings["sequences"] * ctx.settings["length"])
     model.to(torch.device(ctx.device)).eval()
     of_model = {"parameters": number(sum(p.numel() for p in model.parameters())), "d_ff": number(trained.d_ff)}
+    scored = scored_rows(ctx, trained.tokenizer, partial(score, model), partial(look, model))
+    return [Row({}, of_model | scored[0].metrics), *rows, *scored[1:]]
+
+
+def scored_rows(
+    ctx: Context,
+    tokenizer: Path,
+    score: Callable[[Ids], tuple[NDArray[np.float64], torch.Tensor | None]],
+    look: Callable[[ScoredText], list[Row]] = lambda text: [],
+) -> list[Row]:
+    """Nats of every text by slice; the first row is of the half of the validation text that rates are chosen on.
+
+    `score` takes windows [N, T+1] and returns the nats of their targets and, for top-k, the use of the units.
+    """
+    of_model: dict[str, Metric] = {}
+    rows: list[Row] = []
     for name, source in {"validation": ctx.settings["validation"], **ctx.settings["texts"]}.items():
-        text = text_to_score(ctx, source, trained.tokenizer)
-        nats, usage = score(model, text.windows)
+        text = text_to_score(ctx, source, tokenizer)
+        nats, usage = score(text.windows)
         if name == "validation":  # rates are chosen on one half of it and figures are those of the other
             of_model["selection_nats"] = number(float(nats[::2].mean()), unit="nats", better="low")
             nats, text = nats[1::2], text.every_second()
             of_model |= usage_metrics(usage) if usage is not None else {}
-            rows += look(model, text)
+            rows += look(text)
         bounds = {"rare": RARE, "rare_here": round(RARE * ctx.settings["tokens"] / ZOOLOGY_TOKENS)}
         found = recall_rows(nats, text.distance, text.count, bounds, {"unigram_nats": text.unigram})
         rows += [Row({"text": name, **row.factors}, row.metrics) for row in found]
@@ -182,14 +204,15 @@ def text_to_score(ctx: Context, source: str | None, tokenizer: Path) -> ScoredTe
 
 
 def tokenizer_folder(data: str, vocab_size: int) -> Path:
-    """A BPE of the training text, trained once on a machine."""
-    key = hashlib.sha256(json.dumps([open_source(data).identity(), vocab_size], sort_keys=True).encode()).hexdigest()
-    folder = cache_folder() / "tokenizers" / key[:32]
+    """A BPE of the training text, trained once on a machine; GPT-2's where its number of entries is asked for."""
+    gpt2 = vocab_size == GPT2_ENTRIES
+    key = "gpt2" if gpt2 else json.dumps([open_source(data).identity(), vocab_size], sort_keys=True)
+    folder = cache_folder() / "tokenizers" / hashlib.sha256(key.encode()).hexdigest()[:32]
     folder.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(folder.with_suffix(".lock")):
         if not folder.is_dir():
-            trained = train_bpe(open_source(data), vocab_size)
-            write_folder(folder, lambda part: trained.save_pretrained(part))
+            made = load_tokenizer("gpt2") if gpt2 else train_bpe(open_source(data), vocab_size)
+            write_folder(folder, lambda part: made.save_pretrained(part))
     return folder
 
 
