@@ -328,23 +328,36 @@ class TestTables:
         assert "FLOP/s" not in text
 
     @pytest.mark.parametrize("width", [60, 80])
-    def test_numbers_are_whole_on_narrow_terminals(self, width: int) -> None:
-        rows = [timed(f"{'a long name ' * 4}{i}", 0.002, 0.001, 0.004, tokens=100) for i in range(2)]
+    def test_numbers_and_words_are_whole_on_narrow_terminals(self, width: int) -> None:
+        rows = [timed(f"{'a longer name ' * 4}{i}", 0.002, 0.001, 0.004, tokens=100) for i in range(2)]
         text = shown(width, rows)
         assert text.count("1.00–4.00 ms") == 2
         assert "…" not in text
+        assert text.count("longer") == 8  # no word was cut in two
+        assert max(map(len, text.splitlines())) <= width
+
+    def test_a_table_that_does_not_fit_becomes_a_list(self) -> None:
+        rows = [timed("ours with a longer name", 0.002, tokens=100, operations=1e9, bytes=8e6), *CEILINGS]
+        assert "median 2.00 ms, spread 2.00–2.00 ms, 50,000 tokens/s, 4.00 GB/s, 50%" in shown(80, rows)
+        assert "median" in shown(120, rows).splitlines()[2]
+
+    def test_the_legend_explains_the_factors_that_are_shown(self) -> None:
+        text = shown(120, [timed({"contender": "ours", "streams": 8}, 1.0)])
+        assert f"streams: {cells.FACTORS['streams']}" in text
+        assert "dtype:" not in text
 
     def test_names_are_no_markup(self) -> None:
         assert "[red]x[/red]" in shown(120, [timed("[red]x[/red]", 1.0)])
 
     def test_the_summary_has_a_line_per_row_and_ratio(self) -> None:
-        with (console := Console(width=120, highlight=False)).capture() as capture:
-            console.print(tables.summary_table([Run.of_file(made_up_file())]))
-        lines = [line.split() for line in capture.get().splitlines() if "made_up" in line]
-        assert lines == [
-            ["made_up", "ours", "2.00", "ms", "50,000", "50%", "copy", "–"],
-            ["made_up", "theirs", "5.00", "ms", "–", "20%", "matmul", "–"],
-            ["made_up", "theirs", "/", "ours", "–", "–", "–", "4.00x", "(2.50–4.00)"],
+        with (console := Console(width=80, highlight=False)).capture() as capture:
+            console.print(tables.summary([Run.of_file(made_up_file())]))
+        heading, *lines = capture.get().splitlines()
+        assert heading.startswith("made_up  ")
+        assert [line.split() for line in lines if "ours" in line or "theirs" in line] == [
+            ["ours", "2.00", "ms", "50,000", "50%", "copy"],
+            ["theirs", "5.00", "ms", "–", "20%", "matmul"],
+            ["theirs", "/", "ours", "4.00x", "(2.50–4.00)"],
         ]
 
 

@@ -24,6 +24,36 @@ CEILINGS = {
     "matmul": ("operations", "flops_per_second"),
 }
 BARE = ("contender", "pass")  # factors whose values need no name beside them
+# What the factors of benchmarks mean. Tables print the lines of those that they show.
+FACTORS = {
+    "contender": "what is timed",
+    "pass": "forward, backward, or both",
+    "tokens": "length of each sequence",
+    "context": "tokens that were read before decoding starts",
+    "streams": "sequences that are decoded together",
+    "size": "the preset's (tiny, 7m, 130m); 2m has width 128, 4 blocks and a vocabulary of 8,192",
+    "dtype": "of the weights",
+    "ffn": "the feed-forward layer: topk keeps the k largest units, dense all",
+    "read": "parallel: the whole text at once; streamed: token by token",
+    "decoder": "of spen: eager (the model's own step), compiled (CPU), one_kernel or matmuls (GPU); of gpt2: loop, "
+    "transformers",
+    "split": "parts that the sums of a matmul are split into",
+    "cache": "transformers' class of KV cache",
+    "compiled": "by torch.compile",
+    "graphed": "whole training steps replayed as CUDA graphs",
+    "task": "of spcn: learn, encode; of reservoirpy: run, hebbian_fit",
+    "variant": "what SPCN leaves out",
+    "cores": "processes that share the work",
+    "init_seed": "of a model that is trained",
+    "pair": "whose training curves are compared: backends, seeds, or steps (graphed and plain)",
+    "waiting": "how torch's threads wait: spinning (libgomp's default), asleep (OMP_WAIT_POLICY=passive), shared "
+    "(spinning, but only shortly while other programs are busy: ematrace.sharing)",
+    "load": "busy loops that run beside what is timed",
+    "part": "of the time of learning",
+    "against": "contender of a ratio in a record of version 0.1, which kept no times",
+    "against_cores": "its processes",
+    "ceiling": "what the machine can do: copy or read memory, multiply matrices",
+}
 
 
 class Comparison(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal
 
 from rich import box
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.measure import Measurement
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from ematrace.bench.cells import FACTORS
 from ematrace.bench.compare import Run, Spread, Timed
 from ematrace.bench.measure import Timing
 
@@ -17,6 +22,13 @@ UNITS = {1.0: "s", 1e-3: "ms", 1e-6: "µs", 1e-9: "ns"}
 DASH = "–"
 WHY_EXCEEDED = "the machine was busier when the ceiling was measured, or the data fit a cache"
 PIPE_WIDTH = 130
+NAMED_FIRST = ("median", "spread")  # the other heads are units, which follow their number
+READABLE = 24  # characters of a column of text that is not wrapped further
+WIDEST = 10_000  # characters; what rich would take away from a table is not wanted
+SUMMARY_LEGEND = (
+    "of ceiling: share of the measured ceiling that a time comes nearest to; "
+    "a / b: how many times as long a takes as b. What the words mean stands below each benchmark's own tables."
+)
 WORDS = ("", "benchmark", "what", "time over time", "figure", "needs", "runs here")  # heads of columns of text
 
 
@@ -78,17 +90,33 @@ def percent(share: float | None) -> str:
 
 def run_tables(run: Run) -> Group:
     """Times with their rates and shares of the ceilings; ratios; other figures; ceilings, checks and notes."""
-    parts: list[RenderableType] = [Text(run.about.title, style="bold")]
+    parts: list[RenderableType] = [Text(title(run), style="bold")]
     if run.timed:
         parts.append(_times_table(run))
     if run.ratios:
-        ratios = [(name, times(spread)) for name, spread in run.ratios.items()]
-        parts.append(table_of(["time over time", "median (range) within repetitions"], ratios))
+        parts.append(_ratio_table(run))
     if run.figures:
         parts.append(table_of(["figure", "value"], [(name, figure(x)) for name, x in run.figures.items()]))
     exceeded = [f"measured {name}: exceeded, so that shares of it are left out: {WHY_EXCEEDED}" for name in run.too_low]
-    lines = (*map(ceiling, run.ceilings.items()), *exceeded, *run.about.checks, *run.about.notes)
+    lines = (*map(ceiling, run.ceilings.items()), *exceeded, *run.about.checks, *run.about.notes, *legend(run))
     return Group(*parts, *(Text(line, style="dim") for line in lines))
+
+
+def title(run: Run) -> str:
+    return f"{run.about.title} (toy sizes: the times say nothing)" if run.about.quick else run.about.title
+
+
+def legend(run: Run) -> list[str]:
+    """What the lines of its tables mean."""
+    lines = []
+    if run.timed:
+        lines.append("spread: from the fastest repetition to the slowest")
+    if any(run.shares(timed) for timed in run.timed):
+        lines.append("of copy, of read, of matmul: share of what was measured for a plain one in this run")
+    if run.ratios:
+        lines.append("a / b: how many times as long a takes as b, compared within each repetition")
+    used = {name for cell in run.cells for name in cell.factors if "ceiling" not in cell.factors}
+    return lines + [f"{name}: {meaning}" for name, meaning in FACTORS.items() if name in used - {"contender"}]
 
 
 def figure(value: float | None) -> str:
@@ -107,7 +135,7 @@ def ceiling(item: tuple[str, float]) -> str:
     return f"measured {name}: {three_digits(rate / scale)} {prefix}{unit}"
 
 
-def _times_table(run: Run) -> Table:
+def _times_table(run: Run) -> RenderableType:
     def shown(amount: float, scale: float = 1.0) -> str:
         return three_digits(amount / scale) if amount else DASH
 
@@ -125,28 +153,61 @@ def _times_table(run: Run) -> Table:
     }
     cells = {head: [cell(timed) for timed in run.timed] for head, cell in columns.items()}
     used = {head: column for head, column in cells.items() if any(text != DASH for text in column)}
-    return table_of(["", *used], zip([timed.label for timed in run.timed], *used.values(), strict=True))
+    return Fitting(["", *used], list(zip([timed.label for timed in run.timed], *used.values(), strict=True)))
+
+
+def _ratio_table(run: Run) -> Table:
+    ratios = [(name, times(spread)) for name, spread in run.ratios.items()]
+    return table_of(["time over time", "median (range)"], ratios)
+
+
+@dataclass(frozen=True)
+class Fitting:
+    """A table where there is room for it, else a list: the first cell of a row, and below it the others by name."""
+
+    heads: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        table = table_of(self.heads, self.rows)
+        if Measurement.get(console, options.update(max_width=WIDEST), table).minimum <= options.max_width:
+            yield table
+            return
+        yield Text()
+        for name, *values in self.rows:
+            known = [(head, value) for head, value in zip(self.heads[1:], values, strict=True) if value != DASH]
+            phrases = [f"{head} {value}" if head in NAMED_FIRST else f"{value} {head}" for head, value in known]
+            yield Text(name)
+            yield Padding(Text(", ".join(phrases)), (0, 0, 0, 4))
+        yield Text()
 
 
 def table_of(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
-    """Text is folded on a narrow terminal, numbers never."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for head in heads:
+    """Words are wrapped on a narrow terminal, numbers never."""
+    table, rows = Table(box=box.SIMPLE_HEAD, pad_edge=False), list(rows)
+    for i, head in enumerate(heads):
         words = head in WORDS
-        table.add_column(head, overflow="fold", justify="left" if words else "right", no_wrap=not words)
+        least = min(READABLE, max((len(row[i]) for row in rows), default=0)) if words else None
+        justify: Literal["left", "right"] = "left" if words else "right"
+        table.add_column(head, overflow="fold", justify=justify, no_wrap=not words, min_width=least)
     for row in rows:
         table.add_row(*map(Text, row))
     return table
 
 
-def summary_table(runs: Iterable[Run]) -> Table:
+def summary(runs: Iterable[Run]) -> Group:
     """All benchmarks: a line per time, and one per ratio."""
-    lines: list[tuple[str, str, str, str, str, str]] = []
-    for run in runs:
-        for timed in run.timed:
-            nearest = run.share_of_ceiling(timed)
-            share = DASH if nearest is None else f"{percent(nearest[1])} {nearest[0]}"
-            tokens = count(timed.tokens_per_second) if timed.tokens else DASH
-            lines.append((run.benchmark, timed.label, duration(timed.timing.median), tokens, share, DASH))
-        lines += [(run.benchmark, name, DASH, DASH, DASH, times(spread)) for name, spread in run.ratios.items()]
-    return table_of(["benchmark", "what", "median", "tokens/s", "of ceiling", "ratio"], lines)
+    return Group(*(_summary_of(run) for run in runs), Text(SUMMARY_LEGEND, style="dim"))
+
+
+def _summary_of(run: Run) -> Group:
+    lines: list[tuple[str, str, str, str]] = []
+    for timed in run.timed:
+        nearest = run.share_of_ceiling(timed)
+        share = DASH if nearest is None else f"{percent(nearest[1])} {nearest[0]}"
+        tokens = count(timed.tokens_per_second) if timed.tokens else DASH
+        lines.append((timed.label, duration(timed.timing.median), tokens, share))
+    parts: list[RenderableType] = [Text.assemble((run.benchmark, "bold"), f"  {title(run)}")]
+    if lines:
+        parts.append(table_of(["what", "median", "tokens/s", "of ceiling"], lines))
+    return Group(*parts, *([_ratio_table(run)] if run.ratios else []))

@@ -65,7 +65,7 @@ class Script:
 
 def run(command: Bench, console: Console, error_console: Console) -> None:
     from ematrace.bench import Run, too_busy, write_run
-    from ematrace.bench.tables import at_least_wide, summary_table
+    from ematrace.bench.tables import at_least_wide, summary
 
     console = at_least_wide(console)
     scripts = find_scripts(benchmarks_folder())
@@ -93,8 +93,9 @@ def run(command: Bench, console: Console, error_console: Console) -> None:
         if problem:
             failed[script.name] = problem
             error_console.print(Text.assemble(("failed: ", "red"), f"{script.name}: {problem}"), soft_wrap=True)
+    if len(found) > 1:  # one benchmark has said it all
+        console.print(summary(found))
     if found:
-        console.print(summary_table(found))
         console.print(f"results: {found[-1].path.parents[1]}", soft_wrap=True, highlight=False)
     if failed:
         problems = ", ".join(f"{name} ({problem})" for name, problem in failed.items())
