@@ -117,6 +117,12 @@ def test_text_of_a_direction(direction: Direction, text: str) -> None:
         ('directions = "x"', "unknown field `directions`"),
         ('fitted = "yes"', "$.fitted"),
         ("not_testable = 2026-01-02", "$.not_testable"),
+        ("seeds = 0", "$.seeds"),
+        ('requires = [{ left = "a/b", op = ">", right = 1 }]', "missing required field `why` - at `$.requires[0]`"),
+        (
+            'requires = [{ left = "a/b", op = ">", right = 1, why = "w", otherwise = "open" }]',
+            "$.requires[0].otherwise",
+        ),
     ],
 )
 def test_mistake_is_one_line_that_names_claim_and_field(tmp_path: Path, body: str, problem: str) -> None:

@@ -279,6 +279,41 @@ class TestRatio:
                 assert check.interval is None or all(map(math.isfinite, check.interval))
 
 
+class TestUndecided:
+    """Neither shown nor refuted: the interval of the difference, .36 to .42 of HIGH - LOW, holds the bound."""
+
+    @pytest.mark.parametrize(
+        ("op", "by", "holds", "undecided"),
+        [
+            *((">", 0.30, True, False), (">", 0.40, False, True), (">", 0.50, False, False)),
+            *(("<", 0.30, False, False), ("<", 0.40, False, True), ("<", 0.50, True, False)),
+            *(("not >", 0.30, False, False), ("not >", 0.40, True, False)),
+        ],
+    )
+    def test_a_difference(self, op: str, by: float, holds: bool, undecided: bool) -> None:
+        check = compare(op, HIGH, LOW, by=by)
+        assert (check.holds, check.undecided) == (holds, undecided)
+        assert check.to_json()["undecided"] is undecided
+
+    @pytest.mark.parametrize(
+        ("op", "bound", "holds", "undecided"),
+        [
+            *(("<=", 0.80, False, False), ("<=", 0.91, False, True), ("<=", 0.99, True, False)),
+            *((">=", 0.80, True, False), (">=", 0.91, False, True), (">=", 0.99, False, False)),
+        ],
+    )
+    def test_a_bound(self, op: str, bound: float, holds: bool, undecided: bool) -> None:
+        check = compare(op, HIGH, bound)
+        assert (check.holds, check.undecided) == (holds, undecided)
+
+    @pytest.mark.parametrize(("paper", "undecided"), [(0.91, False), (0.94, True), (0.88, True), (0.5, False)])
+    def test_a_figure(self, paper: float, undecided: bool) -> None:
+        assert figure(HIGH, paper).undecided is undecided
+
+    def test_a_point_decides(self) -> None:
+        assert not compare(">", Sample((0.5,)), Sample((0.6,))).undecided
+
+
 class TestMissing:
     @pytest.mark.parametrize("right", [None, Sample((0.1, math.nan, 0.2))])
     def test_selector_without_a_value_on_every_seed_is_named_and_open(self, right: Sample | None) -> None:

@@ -114,9 +114,10 @@ class TestCard:
     def test_it_has_every_predicate_and_shows_which_fail(self, cards: dict[str, tuple[LedgerRow, str]]) -> None:
         for row, text in cards.values():
             body = text.split("\n", 1)[1]
-            signs = {True: "✓", False: "✗", None: "○"}
-            for holds, sign in signs.items():
-                assert body.count(sign) == sum(check.holds is holds for check in row.checks), row.id
+            signs = {(True, False): "✓", (False, False): "✗", (False, True): "±", (None, False): "○"}
+            for outcome, sign in signs.items():
+                shown = sum((check.holds, check.undecided) == outcome for check in row.checks)
+                assert body.count(sign) == shown, row.id
 
     def test_it_names_claim_verdict_figure_evidence_and_command(self, cards: dict[str, tuple[LedgerRow, str]]) -> None:
         for row, text in cards.values():

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -21,6 +21,7 @@ COMPARISONS = (">", "<", "not >")
 Part = Literal["small", "large", "extension"]
 Op = Literal[">", "<", "not >", "<=", ">=", "=="]
 Kind = Literal["accuracy", "cross_entropy", "perplexity", "speed"]
+Otherwise = Literal["not testable here", "undecided"]
 ID = re.compile(r"[A-Za-z]+[0-9]{1,9}")
 SECTIONS = ("defaults", "robustness")
 
@@ -80,6 +81,15 @@ class PaperFigure:
 
 
 @dataclass(frozen=True)
+class Condition:
+    """What must hold for a claim to be judged at all; `why` it is not, and the verdict then."""
+
+    predicate: Direction
+    why: str
+    otherwise: Otherwise = "not testable here"
+
+
+@dataclass(frozen=True)
 class Control:
     """What simpler means reach: the figures that a claim is to be read against."""
 
@@ -104,11 +114,15 @@ class Claim:
     title: str = ""
     """A few words, for lists."""
     control: Control | None = None
+    requires: tuple[Condition, ...] = ()
+    seeds: int = 1
+    """Fewer leave it undecided."""
 
     @property
     def selectors(self) -> tuple[Selector, ...]:
-        """Every selector of the predicates, once, in order of use."""
-        per_predicate = [d.selectors for d in self.direction] + [f.selectors for f in self.figure]
+        """Every selector of the predicates and conditions, once, in order of use."""
+        directions = (*self.direction, *(condition.predicate for condition in self.requires))
+        per_predicate = [d.selectors for d in directions] + [f.selectors for f in self.figure]
         return tuple(dict.fromkeys(s for selectors in per_predicate for s in selectors))
 
     @property
@@ -250,6 +264,14 @@ class _Figure(msgspec.Struct, forbid_unknown_fields=True):
         return PaperFigure(_selector("of", self.of), _finite("paper", self.paper), self.kind, minus, over)
 
 
+class _Condition(_Direction, forbid_unknown_fields=True, kw_only=True):
+    why: str
+    otherwise: Otherwise = "not testable here"
+
+    def parse_condition(self) -> Condition:
+        return Condition(self.parse(), self.why, self.otherwise)
+
+
 class _Control(msgspec.Struct, forbid_unknown_fields=True):
     what: str
     of: tuple[str, ...]
@@ -268,6 +290,8 @@ class _Claim(msgspec.Struct, forbid_unknown_fields=True):
     not_testable: str | None = None
     title: str = ""
     control: _Control | None = None
+    requires: tuple[_Condition, ...] = ()
+    seeds: Annotated[int, msgspec.Meta(ge=1)] = 1
 
 
 def _selector(field: str, text: str) -> Selector:
@@ -291,6 +315,7 @@ def _claim(id: str, body: object, where: str, command: str) -> Claim:
         direction = tuple(d.parse() for d in read.direction)
         figure = tuple(f.parse() for f in read.figure)
         control = None if read.control is None else read.control.parse()
+        requires = tuple(c.parse_condition() for c in read.requires)
     except ValueError as error:  # also msgspec's
         raise ClaimsError(f"{where}: {one_line(error)}") from error
     return Claim(
@@ -305,4 +330,6 @@ def _claim(id: str, body: object, where: str, command: str) -> Claim:
         command,
         title=read.title,
         control=control,
+        requires=requires,
+        seeds=read.seeds,
     )

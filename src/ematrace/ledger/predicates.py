@@ -14,6 +14,11 @@ A direction predicate rests on the 95% interval of a difference, the best that t
 
 Repetitions of a timing on a single seed take the place of seeds. Bounds (`<=`, `>=`) use the interval of left alone,
 `==` the values themselves.
+
+A predicate that does not hold is *refuted* if the whole interval lies on the other side, or outside the paper's band.
+If the interval excludes neither, it is *undecided*. `not >` and `==` are never undecided: the one asks for
+significance, the other has no interval. Nor is a point: without an interval the means decide, so a claim that needs
+one says how many `seeds` it takes.
 """
 
 from __future__ import annotations
@@ -48,7 +53,8 @@ class Check:
 
     `right` is the other side's mean, the number, or the paper's figure; `difference` is left - right, no `by`.
     `interval` is that of the difference in a comparison, that of left in a bound or a figure predicate.
-    `holds` is None where a selector finds nothing (named in `missing`) or a ratio is undefined.
+    `holds` is None where a selector finds nothing (named in `missing`) or a ratio is undefined. `undecided`: it does
+    not hold, but the interval does not exclude that it does.
     """
 
     kind: str
@@ -60,6 +66,7 @@ class Check:
     method: str | None
     holds: bool | None
     missing: tuple[str, ...] = ()
+    undecided: bool = False
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -72,6 +79,7 @@ class Check:
             "method": self.method,
             "holds": self.holds,
             "missing": list(self.missing),
+            "undecided": self.undecided,
         }
 
 
@@ -233,20 +241,23 @@ def check_direction(direction: Direction, lookup: Lookup) -> Check:
         return Check("direction", direction.text, None, None, None, None, method, None, missing)
     other = found[direction.right] if isinstance(direction.right, Selector) else direction.right
     right = other.sample.mean if isinstance(other, Selection) else other
-    interval, method, holds = _compare(direction, left, other, right)
-    return Check("direction", direction.text, left.mean, right, left.mean - right, interval, method, holds)
+    interval, method, holds, undecided = _compare(direction, left, other, right)
+    gap = left.mean - right
+    return Check("direction", direction.text, left.mean, right, gap, interval, method, holds, undecided=undecided)
 
 
 def _compare(
     direction: Direction, left: _Estimate, other: Selection | float, right: float
-) -> tuple[Interval | None, str, bool]:
-    """The interval that decides, how it was found, and whether the predicate holds."""
+) -> tuple[Interval | None, str, bool, bool]:
+    """The interval that decides, how it was found, whether the predicate holds, and whether it is undecided."""
     op, by = direction.op, direction.by
     if op == "==":
-        return None, "exact", _equal_everywhere(left, other)
+        return None, "exact", _equal_everywhere(left, other), False
     if op in ("<=", ">="):
         lo, hi = left.interval or (left.mean, left.mean)
-        return left.interval, "bound", compare_points(op, hi if op == "<=" else lo, right)
+        worst, best = (hi, lo) if op == "<=" else (lo, hi)
+        holds = compare_points(op, worst, right)
+        return left.interval, "bound", holds, not holds and compare_points(op, best, right)
     interval: Interval | None
     if isinstance(other, Selection):
         difference = _difference(left, _of(other))
@@ -257,7 +268,11 @@ def _compare(
         interval, method = (left.interval[0] - right, left.interval[1] - right), left.method
     lo, hi = interval or (left.mean - right, left.mean - right)
     tiny = TINY * max(abs(left.mean), abs(right), abs(by))
-    return interval, method, _gap_holds(op, (hi if op == "<" else lo) - by, tiny)
+    worst, best = (hi, lo) if op == "<" else (lo, hi)
+    holds = _gap_holds(op, worst - by, tiny)
+    # An end of the interval on the bound does not exclude the predicate, as it does not show it.
+    excluded = op == "not >" or interval is None or not _gap_holds(f"{op}=", best - by, tiny)
+    return interval, method, holds, not holds and not excluded
 
 
 def tolerance_band(paper: float, kind: str) -> Interval:
@@ -269,7 +284,7 @@ def tolerance_band(paper: float, kind: str) -> Interval:
 
 
 def check_figure(figure: PaperFigure, lookup: Lookup) -> Check:
-    """Evaluate a figure predicate: the whole interval of ours must lie in the band."""
+    """Evaluate a figure predicate: all of our interval must lie in the band; if none of it does, it is refuted."""
     found, missing = _find(figure.selectors, lookup)
     ours: _Measured | None = None
     if not missing:
@@ -285,5 +300,7 @@ def check_figure(figure: PaperFigure, lookup: Lookup) -> Check:
     low, high = tolerance_band(figure.paper, figure.kind)
     tiny = TINY * max(1.0, abs(figure.paper))
     holds = lo >= low - tiny and hi <= high + tiny
+    undecided = not holds and hi >= low - tiny and lo <= high + tiny
     gap = ours.mean - figure.paper
-    return Check("figure", figure.text, ours.mean, figure.paper, gap, ours.interval, ours.method, holds)
+    found_by = (ours.mean, figure.paper, gap, ours.interval, ours.method)
+    return Check("figure", figure.text, *found_by, holds, undecided=undecided)

@@ -15,6 +15,7 @@ from ematrace.results import Interval, Selection, Selector, Table
 REPRODUCED = "reproduced"
 DIRECTION_ONLY = "direction only"
 NOT_REPRODUCED = "not reproduced"
+UNDECIDED = "undecided"
 NOT_TESTABLE = "not testable here"
 OPEN = "open"
 ANSWERED_YES = "answered: yes"
@@ -24,6 +25,7 @@ VERDICTS = (
     REPRODUCED,
     DIRECTION_ONLY,
     NOT_REPRODUCED,
+    UNDECIDED,
     NOT_TESTABLE,
     OPEN,
     ANSWERED_YES,
@@ -61,8 +63,8 @@ class Finding:
     """A claim judged on one choice of cells.
 
     `ours` and `interval` are keyed by the selector's text. `direction` and `figure` say whether all predicates of a
-    kind hold; None if there are none, or one is open. `why` says what an open verdict waits for, or why a claim is
-    not testable here.
+    kind hold; None if there are none, or one is open. `why` says what an open verdict waits for, why a claim is not
+    testable here, or what leaves it undecided beside its intervals.
     """
 
     ours: dict[str, float]
@@ -150,14 +152,16 @@ def judge(claim: Claim, table: Table) -> Finding:
     lookup: Lookup = selected.get
     directions = tuple(check_direction(d, lookup) for d in claim.direction)
     figures = tuple(check_figure(f, lookup) for f in claim.figure)
-    verdict, why = decide(claim, directions, figures)
+    conditions = tuple(check_direction(c.predicate, lookup) for c in claim.requires)
 
     found = {str(s): selection for s, selection in selected.items() if selection and selection.sample.known}
+    n_seeds = min((len(selection.seeds) for selection in found.values()), default=None)
+    verdict, why = decide(claim, directions, figures, conditions, n_seeds)
     scales = {selection.scale for selection in found.values()}
     return Finding(
         ours={text: selection.sample.mean for text, selection in found.items()},
         interval={text: selection.sample.interval for text, selection in found.items()},
-        n_seeds=min((len(selection.seeds) for selection in found.values()), default=None),
+        n_seeds=n_seeds,
         direction=_all_hold(directions),
         figure=_all_hold(figures),
         verdict=verdict,
@@ -172,29 +176,49 @@ def _paths(selections: Sequence[Selection]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(_show_path(path) for selection in selections for path in selection.paths))
 
 
-def decide(claim: Claim, directions: Sequence[Check], figures: Sequence[Check]) -> tuple[str, str | None]:
-    """The verdict, and why where it is not the evidence that speaks."""
+def decide(
+    claim: Claim,
+    directions: Sequence[Check],
+    figures: Sequence[Check],
+    conditions: Sequence[Check] = (),
+    n_seeds: int | None = None,
+) -> tuple[str, str | None]:
+    """The verdict, and why where it is not the evidence that speaks. `conditions` are those that the claim requires."""
     if claim.not_testable is not None:
         return NOT_TESTABLE, claim.not_testable
     checks = [*directions, *figures]
     if not checks:
         return OPEN, "no predicates yet"
-    missing = list(dict.fromkeys(ref for check in checks for ref in check.missing))
+    missing = list(dict.fromkeys(ref for check in (*conditions, *checks) for ref in check.missing))
     if missing:
         return OPEN, f"no result for {', '.join(missing)}"
-    undefined = [check.predicate for check in checks if check.holds is None]
+    undefined = [check.predicate for check in (*conditions, *checks) if check.holds is None]
     if undefined:
         return OPEN, f"division by zero in {', '.join(undefined)}"
+    for required, condition in zip(claim.requires, conditions, strict=True):
+        if not condition.holds:
+            return (UNDECIDED if required.otherwise == UNDECIDED else NOT_TESTABLE), required.why
+    if n_seeds is not None and n_seeds < claim.seeds:
+        return UNDECIDED, f"{'one seed' if n_seeds == 1 else f'{n_seeds} seeds'}, and it takes {claim.seeds}"
+    return (_answer(checks) if claim.part == "extension" else _judge_checks(directions, figures)), None
 
-    if claim.part == "extension":
-        held = [bool(check.holds) for check in checks]
-        return (ANSWERED_YES if all(held) else ANSWERED_MIXED if any(held) else ANSWERED_NO), None
-    if not all(check.holds for check in directions):
-        return NOT_REPRODUCED, None
-    if all(check.holds for check in figures):
-        return REPRODUCED, None
-    # Without a direction predicate there is no direction that could be all that is left.
-    return (DIRECTION_ONLY if directions else NOT_REPRODUCED), None
+
+def _answer(checks: Sequence[Check]) -> str:
+    if any(check.undecided for check in checks):
+        return UNDECIDED
+    held = [bool(check.holds) for check in checks]
+    return ANSWERED_YES if all(held) else ANSWERED_MIXED if any(held) else ANSWERED_NO
+
+
+def _judge_checks(directions: Sequence[Check], figures: Sequence[Check]) -> str:
+    """The worst decides; what is refuted is worse than what is undecided."""
+    deciding = directions or figures
+    if any(not check.holds and not check.undecided for check in deciding):
+        return NOT_REPRODUCED
+    if any(check.undecided for check in deciding):
+        return UNDECIDED
+    # A figure that is missed or undecided leaves the direction, where there is one.
+    return REPRODUCED if all(check.holds for check in figures) else DIRECTION_ONLY
 
 
 def _all_hold(checks: Sequence[Check]) -> bool | None:

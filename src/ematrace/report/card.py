@@ -11,12 +11,11 @@ from rich.text import Text
 
 from ematrace.ledger import Check, Claim, Direction, LedgerRow, PaperFigure, tolerance_band
 from ematrace.report.formatting import digits, fold_paths, interval, number, plural
-from ematrace.report.verdicts import local_agreement, look_of, ours_lines, short_names, why_undecided
+from ematrace.report.verdicts import local_agreement, look_of, ours_lines, outcome, short_names, why_undecided
 from ematrace.results import Selector
 from ematrace.results import Table as Results
 from ematrace.results.schema import SCALES
 
-HOLDS = {True: ("✓", "blue"), False: ("✗", "bold red"), None: ("○", "dim")}
 METHODS = {"welch": "Welch", "newcombe": "Newcombe", "delta": "delta method"}
 LETTERS = re.compile(r"Δ?[WTD]")
 LEGEND = "accuracy: W within grammar A, T on transfer to grammar B, D on deep roles"
@@ -90,7 +89,7 @@ def _direction(direction: Direction, check: Check, names: dict[Selector, str]) -
     left = names[direction.left] + (f" / {names[direction.over]}" if direction.over else "")
     right = f"{names[direction.right]} " if isinstance(direction.right, Selector) else ""
     by = f" {number(direction.by, signed=True)}" if direction.by else ""
-    sign, style = HOLDS[check.holds]
+    sign, _, style = outcome(check)
     bound = f"{right}{number(check.right)}" if right else f"{direction.right:g}"
     shown = f" {left} {number(check.left)} {direction.op} {bound}{by}"
     return Text.assemble((sign, style), shown), Text(_spread(check))
@@ -110,7 +109,7 @@ def _spread(check: Check) -> str:
 def _figure(figure: PaperFigure, check: Check, name: str) -> tuple[Text, Text]:
     low, _ = band = tolerance_band(figure.paper, figure.kind)
     allowed = f"at least {number(low)}" if figure.kind == "speed" else f"in {interval(band)}"
-    sign, style = HOLDS[check.holds]
+    sign, _, style = outcome(check)
     ends = "" if check.interval is None or check.left is None else f" ({interval(check.interval, digits(check.left))})"
     return Text.assemble((sign, style), f" {name} {number(check.left)}{ends}"), Text(
         f"paper {number(figure.paper)}; ours must be {allowed}"

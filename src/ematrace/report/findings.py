@@ -85,6 +85,8 @@ def _heading(finding: Finding, row: LedgerRow) -> str | None:
     """None where there is no verdict."""
     if row.verdict.startswith(("reproduced", "direction only", "answered: yes")):
         return finding.holds
+    if row.verdict == "undecided":
+        return "Not decided: the measured interval excludes neither side."
     return finding.fails if row.verdict in ("not reproduced", "answered: no") else None
 
 

@@ -19,6 +19,7 @@ from ematrace.report.verdicts import (
     local_agreement,
     look_of,
     ours_lines,
+    outcome,
     short_names,
     why_undecided,
 )
@@ -91,7 +92,7 @@ class ClaimView:
 
     @property
     def failing(self) -> str:
-        failed = sum(check.holds is False for check in self.row.checks)
+        failed = sum(check.holds is False and not check.undecided for check in self.row.checks)
         return f"{failed} of {plural(len(self.row.checks), 'predicate')} {'fails' if failed == 1 else 'fail'}"
 
     @property
@@ -131,9 +132,9 @@ class PredicateView:
             "test": check.method or "–",
             "drawn grammars": share(drawn),
         }
-        holds = {True: "✓ holds", False: "✗ fails", None: "○ open"}[check.holds]
+        sign, word, _ = outcome(check)
         shown = "; ".join(f"{name} {text}" for name, text in numbers.items() if text != "–")
-        return cls(check.predicate, holds, check.holds is False, shown)
+        return cls(check.predicate, f"{sign} {word}", word == "fails", shown)
 
 
 @dataclass(frozen=True)

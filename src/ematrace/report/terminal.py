@@ -27,6 +27,7 @@ MEANINGS = {
     "reproduced": "direction and figure hold (* the grammar was chosen knowing it)",
     "direction only": "its figure is missed",
     "not reproduced": "the paper claims this, and our runs do not show it:",
+    "undecided": "the interval excludes neither side",
     "open": "not measured yet",
 }
 # From this width on, the paper's numbers have a column of their own.

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from ematrace.ledger import VERDICTS, Claim, Finding, LedgerRow, PaperFigure
+from ematrace.ledger import VERDICTS, Check, Claim, Finding, LedgerRow, PaperFigure
 from ematrace.report.formatting import digits, interval, number, plural
 from ematrace.results import Interval, Selector
 
@@ -39,6 +39,7 @@ LOOKS = {
     "reproduced": Look("✓", "reproduced", "bold blue"),
     "direction only": Look("→", "direction", "cyan"),
     "not reproduced": Look("✗", "failed", "bold red"),
+    "undecided": Look("±", "undecided", "yellow"),
     "not testable here": Look("⊘", "untestable", "magenta"),
     "open": Look("○", "open", "dim"),
     "answered: yes": Look("✓", "reproduced", "bold blue"),
@@ -123,11 +124,20 @@ def checks_line(finding: Finding) -> str:
     return f"{sum(c.holds is True for c in known)} of {plural(len(finding.checks), 'predicate')} hold"
 
 
+def outcome(check: Check) -> tuple[str, str, str]:
+    """Sign, word and style of a predicate."""
+    if check.undecided:
+        return "±", "undecided", "yellow"
+    return {True: ("✓", "holds", "blue"), False: ("✗", "fails", "bold red"), None: ("○", "open", "dim")}[check.holds]
+
+
 def why_undecided(finding: Finding) -> str:
-    """What an open claim waits for, by experiment, or why a claim is not testable; nothing for one that is decided."""
+    """What an open claim waits for, by experiment, or why a claim is not testable or undecided; nothing for others."""
     missing = [Selector.parse(text).experiment for check in finding.checks for text in check.missing]
     if finding.verdict == "open" and missing:
         return f"waits for {', '.join(dict.fromkeys(missing))}"
+    if finding.verdict == "undecided":
+        return finding.why or "the interval excludes neither side"
     return finding.why or ""
 
 
