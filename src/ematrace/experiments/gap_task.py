@@ -135,7 +135,9 @@ def measure_arm(ctx: Context, arm: Arm, size: str, lr: float, look: Look = lambd
         model, _ = load_model(trained.summary.model)
         rows = training_curve(trained.summary, ctx.settings["sequences"] * ctx.settings["length"])
     model.to(torch.device(ctx.device)).eval()
-    of_model = {"parameters": number(sum(p.numel() for p in model.parameters())), "d_ff": number(trained.d_ff)}
+    parameters = sum(p.numel() for p in model.parameters())
+    of_model = {"parameters": number(parameters), "d_ff": number(trained.d_ff)}
+    of_model["tokens_per_parameter"] = number(ctx.settings["tokens"] / parameters)
     scored = scored_rows(ctx, trained.tokenizer, partial(score, model), partial(look, model))
     return [Row({}, of_model | scored[0].metrics), *rows, *scored[1:]]
 
