@@ -121,7 +121,7 @@ class Arm:
 def budget_of(point: Point, settings: Mapping[str, Any]) -> Mapping[str, Any]:
     """What the size decides where the settings say nothing."""
     budget = BUDGETS[str(point.factors["size"])]
-    return {name: value for name, value in budget.items() if settings[name] is None}
+    return {name: value for name, value in budget.items() if settings.get(name) is None}
 
 
 Look = Callable[[Any, "ScoredText"], list[Row]]
