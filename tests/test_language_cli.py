@@ -21,7 +21,7 @@ from ematrace.cli.language import Stream, lines_of, stream_text
 from ematrace.cli.train import parse_count
 from ematrace.evaluation import evaluate
 from ematrace.report.streaming import StreamPrinter
-from ematrace.spen import SpenStream
+from ematrace.spen import PGHU, SpenStream
 from ematrace.spen.decode import applicable_decoder
 from ematrace.text import open_source
 from ematrace.train import load_model
@@ -320,10 +320,12 @@ def test_stream_on_a_terminal_says_that_it_waits_and_what_its_marks_mean(
     assert "import os" in out.file.getvalue().replace("[", "").replace("]", "")  # type: ignore[attr-defined]
 
 
+@pytest.mark.parametrize("eta", ["0.5", str(PGHU().eta)])
 def test_settings_of_adaptation_without_adapt_are_refused(
-    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], eta: str
 ) -> None:
-    code, _, error = stream(monkeypatch, capsys, b"a\n", str(run), "--pghu.eta", "0.5")
+    """Also those that are the defaults."""
+    code, _, error = stream(monkeypatch, capsys, b"a\n", str(run), "--pghu.eta", eta)
     assert code == 2
     assert "--adapt, which is not given" in error
 

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO, Literal
+from typing import Any, BinaryIO, ClassVar, Literal
 
 import tyro
 from rich.console import Console
@@ -65,6 +65,7 @@ class Stream:
     """cpu, cuda or cuda:N; auto is a GPU where there is one."""
     pghu: PGHU = field(default_factory=PGHU)
     """Settings of --adapt."""
+    ONLY_WITH: ClassVar[dict[str, str]] = {"--pghu.": "adapt"}
 
 
 def run(command: object, console: Console, error_console: Console) -> None:
@@ -122,8 +123,6 @@ def stream_text(command: Stream, console: Console, error_console: Console) -> No
     from ematrace.report.streaming import StreamPrinter, legend
     from ematrace.spen import SpenConfig, SpenStream
 
-    if command.pghu != PGHU() and not command.adapt:
-        raise ValueError("--pghu.*: settings of --adapt, which is not given")
     if sys.stdin is None or sys.stdout is None:
         raise ValueError(f"standard {'input' if sys.stdin is None else 'output'} is closed")
     if command.state is not None:
