@@ -1,0 +1,69 @@
+"""Algorithm 1's block with more or fewer units kept, under both gradients, and with more or less load balance.
+
+With all units kept the two gradients are the same and the layer is dense: what differs between those two arms is noise.
+The load-balance loss sends a gradient to dropped units as well, so its weight is 0 where the number of units varies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from ematrace.experiments.base import Context, Experiment, Point
+from ematrace.experiments.gap_rates import RATES, UNBALANCED
+from ematrace.experiments.gap_task import KEPT, SETTINGS, Arm, budget_of, measure_arm
+from ematrace.results import Row
+
+SHARES = (0.03, KEPT, 0.12, 0.25, 0.5, 1.0)
+WEIGHTS = (0.01, 1.0)  # beside 0
+FFNS = ("topk_ste", "topk_masked")
+
+
+@dataclass(frozen=True)
+class SparseArm(Arm):
+    kept: float = KEPT
+    """Share of the units that top-k keeps."""
+
+    def overrides(self, size: str, d_ff: int) -> dict[str, Any]:
+        return super().overrides(size, d_ff) | {"k": max(1, round(self.kept * d_ff))}
+
+
+def _arm(ffn: str, kept: float, load_balance: float = 0.0) -> SparseArm:
+    return SparseArm(**asdict(UNBALANCED) | {"ffn": ffn, "load_balance": load_balance}, kept=kept)
+
+
+ARMS = (
+    *(_arm(ffn, kept) for kept in SHARES for ffn in FFNS),
+    *(_arm(ffn, KEPT, weight) for weight in WEIGHTS for ffn in FFNS),
+)
+
+
+def rate_of(arm: SparseArm) -> float:
+    return RATES[0]
+
+
+def grid(scale: str, seeds: int) -> Iterable[Point]:
+    """Without a GPU two toys, which show that it runs."""
+    arms, size = (ARMS, "2m") if scale == "gpu" else ((_arm("topk_ste", 1.0), ARMS[-1]), "toy")
+    for seed in range(seeds):
+        for arm in arms:
+            yield Point({**asdict(arm), "size": size, "lr": rate_of(arm)}, seed)
+
+
+def measure(ctx: Context, *, size: str, lr: float, **arm: Any) -> list[Row]:
+    return measure_arm(ctx, SparseArm(**arm), size, lr)
+
+
+EXPERIMENT = Experiment(
+    "gap_sparsity",
+    "How many units to keep, and how evenly to use them",
+    grid=grid,
+    measure=measure,
+    needs="any",
+    data="builtin",
+    settings=SETTINGS,
+    derived=budget_of,
+    seeds=3,
+    seconds=60,
+)
