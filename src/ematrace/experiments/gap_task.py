@@ -229,10 +229,15 @@ def matched_width(arm: Arm, size: str, vocab_size: int, length: int) -> int:
 
 
 def _parameters(arm: Arm, size: str, d_ff: int, vocab_size: int, length: int) -> int:
-    overrides = [f"{name}={json.dumps(value)}" for name, value in arm.overrides(size, d_ff).items()]
     with torch.device("meta"):
-        model = build_model(arm.preset(), vocab_size, 0, overrides, length=length)
+        model = build_arm(arm, size, d_ff, vocab_size, length)
     return sum(p.numel() for p in model.parameters())
+
+
+def build_arm(arm: Arm, size: str, d_ff: int, vocab_size: int, length: int) -> Any:
+    """A fresh model."""
+    overrides = [f"{name}={json.dumps(value)}" for name, value in arm.overrides(size, d_ff).items()]
+    return build_model(arm.preset(), vocab_size, 0, overrides, length=length)
 
 
 @dataclass(frozen=True)
