@@ -47,6 +47,7 @@ from ematrace.train.models import build_model
 KEPT = 0.06  # share of the units that the paper's top-k keeps
 SIZES: Mapping[str, Mapping[str, int]] = {
     "toy": {"d_model": 32, "n_layers": 2, "d_ff": 128, "n_heads": 2},  # shows that it runs, and nothing else
+    "ablation": {"d_model": 128, "n_layers": 2, "d_ff": 512, "n_heads": 4},  # the paper's, of predictors
     "2m": {"d_model": 128, "n_layers": 4, "d_ff": 512, "n_heads": 4},
     "7m": {"d_model": 256, "n_layers": 6, "d_ff": 1024, "n_heads": 8},
     "30m": {"d_model": 512, "n_layers": 8, "d_ff": 2048, "n_heads": 8},
@@ -59,6 +60,7 @@ _BUDGET = {
 }
 BUDGETS: Mapping[str, Mapping[str, int]] = {
     "toy": {"tokens": 128 * 16 * 128, "sequences": 16, "length": 128, "warmup": 10, "vocab_size": 1024, "windows": 128},
+    "ablation": {**_BUDGET, "tokens": 500 * 64 * 512, "warmup": 50},  # the paper's 500 steps
     "2m": _BUDGET,  # 61 tokens per parameter, as the paper's
     "7m": _BUDGET,  # 16 per parameter
     "30m": _BUDGET,  # 3.7 per parameter
