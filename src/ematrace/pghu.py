@@ -12,7 +12,15 @@ from typing import Literal
 
 @dataclass(frozen=True)
 class PGHU:
-    """Settings of the update; the defaults are the paper's "default parameters" where it names one."""
+    """Settings of the update; the defaults are the paper's "default parameters" where it names one.
+
+    >>> PGHU(eta=0.01).pi_max
+    100.0
+    >>> PGHU(decay=2.0)
+    Traceback (most recent call last):
+        ...
+    ValueError: PGHU.decay is 2.0; it must lie in [0, 1]
+    """
 
     eta: float = 1e-3
     """Learning rate."""

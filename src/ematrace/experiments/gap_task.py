@@ -265,11 +265,8 @@ def scored_text(
 
     Counts are those of the split `trained_on` of `data`.
     """
-    loaded, of_training = load_tokenizer(tokenizer), open_source(data)
-    if trained_on == "train" and not is_streamed(data):
-        choose_held_out(of_training).apply(of_training)  # as training does
-    train = pack(of_training, loaded, split=trained_on)
-    text = pack(source, loaded) if source is not None else pack(of_training, loaded, split="validation")
+    train = training_text(data, trained_on, tokenizer)
+    text = pack(source, load_tokenizer(tokenizer)) if source else training_text(data, "validation", tokenizer)
     available = text.n_windows(length)
     chosen = np.unique(np.linspace(0, available - 1, min(most, available)).round().astype(int))
     windows = np.stack([text.window(int(i), length) for i in chosen])
@@ -277,6 +274,14 @@ def scored_text(
     count = count_pairs(codes, stretches(train), text.vocab_size)
     unigram = -Unigram(train.counts()).log_probs[windows[:, 1:]]
     return ScoredText(windows, distance_to_last(codes), count, unigram)
+
+
+def training_text(data: str, split: Literal["train", "all", "validation"], tokenizer: str) -> PackedTokens:
+    """`all` where the validation text is another one; else the parts that training makes of its text."""
+    source = open_source(data)
+    if split != "all" and not is_streamed(data):
+        choose_held_out(source).apply(source)  # as training does
+    return pack(source, load_tokenizer(tokenizer), split=split)
 
 
 def stretches(tokens: PackedTokens) -> Iterator[Ids]:

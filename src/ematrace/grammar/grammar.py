@@ -16,7 +16,14 @@ _BLOCK = 4096  # sentences per block of random numbers; bounds memory, does not 
 
 @dataclass(frozen=True, slots=True)
 class Sentence:
-    """Words with one role each, and the name of the structure that made them."""
+    """Words with one role each, and the name of the structure that made them.
+
+    >>> sentence = load_grammar("A").sample(1, seed=0)[0]
+    >>> sentence.structure, " ".join(sentence.words)
+    ('intransitive', 'the big tiger sleeps')
+    >>> sentence.roles
+    ('det_agent', 'adj_agent', 'noun_agent', 'verb_intrans')
+    """
 
     words: tuple[str, ...]
     roles: tuple[str, ...]
@@ -156,7 +163,12 @@ class Grammar:
 
 
 def position_shares(sentences: Iterable[Sentence], position: int = 0) -> dict[str, float]:
-    """Share of each role at `position`, over the sentences that are long enough; most common first."""
+    """Share of each role at `position`, over the sentences that are long enough; most common first.
+
+    >>> sentences = load_grammar("A").sample(1000, seed=0)
+    >>> {role: round(share, 2) for role, share in position_shares(sentences, position=0).items()}
+    {'det_agent': 0.74, 'det_patient': 0.26}
+    """
     position = non_negative_int(position, "position")
     counts = Counter(s.roles[position] for s in sentences if len(s.roles) > position)
     return {role: count / counts.total() for role, count in counts.most_common()}

@@ -18,13 +18,23 @@ _PHRASE = re.compile(r"(?P<phrase>[\w-]+):(?P<name>[\w-]+)")
 
 
 class GrammarError(ValueError):
-    """An invalid grammar file; the message is one line with the file and the field."""
+    """An invalid grammar file; the message is one line with the file and the field.
+
+    >>> load_grammar("C")
+    Traceback (most recent call last):
+        ...
+    ematrace.grammar.reader.GrammarError: default.toml: sides: no side 'C', there is A, B
+    """
 
 
 def load_grammar(name: str, path: str | Path | None = None) -> Grammar:
     """Side `name` of a grammar file, the packaged `default.toml` (sides A and B) unless `path` is given.
 
     The whole file is checked, including the other sides.
+
+    >>> sentence = load_grammar("A").sample(1, seed=0)[0]
+    >>> list(zip(sentence.words, sentence.roles))
+    [('the', 'det_agent'), ('big', 'adj_agent'), ('tiger', 'noun_agent'), ('sleeps', 'verb_intrans')]
     """
     sides = _read(_DEFAULT if path is None else Path(path))
     if name not in sides:

@@ -27,12 +27,24 @@ SECTIONS = ("defaults", "robustness")
 
 
 class ClaimsError(ValueError):
-    """A claims file that breaks the rules; the message is one line that names the claim and the field."""
+    """A claims file that breaks the rules; the message is one line that names the claim and the field.
+
+    >>> parse_claims('X1 = { part = "extension", claim = "Traces help." }', "mine.toml")
+    Traceback (most recent call last):
+        ...
+    ematrace.ledger.claims.ClaimsError: mine.toml: X1: Object missing required field `paper`
+    """
 
 
 @dataclass(frozen=True)
 class Direction:
-    """`left [/ over] op right [+ by]`, where `right` is a selector or a number."""
+    """`left [/ over] op right [+ by]`, where `right` is a selector or a number.
+
+    >>> from ematrace.results import Selector
+    >>> ema, none = Selector.parse("gap/nats{context=ema}"), Selector.parse("gap/nats{context=none}")
+    >>> Direction(ema, "<", none, by=-0.1).text
+    'gap/nats{context=ema} < gap/nats{context=none} - 0.1'
+    """
 
     left: Selector
     op: Op
@@ -58,7 +70,13 @@ class Direction:
 
 @dataclass(frozen=True)
 class PaperFigure:
-    """`of [- minus | / over]` against the paper's number, within the tolerance of its kind."""
+    """`of [- minus | / over]` against the paper's number, within the tolerance of its kind.
+
+    >>> from ematrace.results import Selector
+    >>> figure = PaperFigure(Selector.parse("my_probe/transfer"), paper=0.79, kind="accuracy")
+    >>> figure.text
+    'my_probe/transfer = 0.79 (accuracy)'
+    """
 
     of: Selector
     paper: float
@@ -91,7 +109,13 @@ class Condition:
 
 @dataclass(frozen=True)
 class Control:
-    """What simpler means reach: the figures that a claim is to be read against."""
+    """What simpler means reach: the figures that a claim is to be read against.
+
+    >>> from ematrace.results import Selector
+    >>> control = Control("position alone", of=(Selector.parse("position/transfer"),))
+    >>> f"read against {control.what}: {control.of[0]}"
+    'read against position alone: position/transfer'
+    """
 
     what: str
     of: tuple[Selector, ...]
@@ -99,7 +123,14 @@ class Control:
 
 @dataclass(frozen=True)
 class Claim:
-    """One claim of the paper. `fitted`: our unspecified settings were chosen with this figure in sight."""
+    """One claim of the paper. `fitted`: our unspecified settings were chosen with this figure in sight.
+
+    >>> claim = load_claims()["C09"]
+    >>> claim.id, claim.part, claim.experiments
+    ('C09', 'small', ('trace_probe', 'supervised'))
+    >>> [str(selector) for selector in claim.selectors][:1]
+    ['trace_probe/role_transfer{representation=l0+traces, role=det_agent}']
+    """
 
     id: str
     part: Part
@@ -133,7 +164,12 @@ class Claim:
 
 @dataclass(frozen=True)
 class Claims:
-    """Claims in order, C before F and each by number, with the factors that their selectors leave out."""
+    """Claims in order, C before F and each by number, with the factors that their selectors leave out.
+
+    >>> claims = load_claims()
+    >>> claims.find("c9").id, "C09" in claims
+    ('C09', True)
+    """
 
     claims: tuple[Claim, ...]
     defaults: Factors = field(default_factory=dict)
@@ -193,7 +229,13 @@ class Claims:
 
 
 def load_claims(path: str | Path | None = None) -> Claims:
-    """The claims of a file; by default those of the paper, which come with the package."""
+    """The claims of a file; by default those of the paper, which come with the package.
+
+    >>> for claim in list(load_claims())[:2]:
+    ...     print(claim.id, claim.claim)
+    C01 The instantaneous L0 activation (1024-d) carries roles only partly: far less on transfer and on deep roles.
+    C02 Traces alone (2048-d) beat the activation within grammar, on transfer and on deep roles.
+    """
     if path is None:
         name = "claims.toml"
         text = resources.files("ematrace.ledger").joinpath(name).read_text(encoding="utf-8")
@@ -207,7 +249,18 @@ def load_claims(path: str | Path | None = None) -> Claims:
 
 
 def parse_claims(text: str, source: str = "claims") -> Claims:
-    """Claims from TOML text: a table for each, beside [defaults], [robustness] and the `command` that tests them."""
+    """Claims from TOML text: a table for each, beside [defaults], [robustness] and the `command` that tests them.
+
+    >>> claims = parse_claims('''
+    ... [X1]
+    ... part = "extension"
+    ... claim = "Traces hold more than half of the roles."
+    ... paper = "not in the paper"
+    ... direction = [{ left = "my_probe/transfer", op = ">", right = 0.5 }]
+    ... ''')
+    >>> [direction.text for direction in claims["X1"].direction]
+    ['my_probe/transfer > 0.5']
+    """
     try:
         record = tomllib.loads(text)
     except (ValueError, RecursionError) as error:  # an integer of 5,000 digits is a plain ValueError

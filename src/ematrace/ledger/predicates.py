@@ -55,6 +55,12 @@ class Check:
     `interval` is that of the difference in a comparison, that of left in a bound or a figure predicate.
     `holds` is None where a selector finds nothing (named in `missing`) or a ratio is undefined. `undecided`: it does
     not hold, but the interval does not exclude that it does.
+
+    >>> from ematrace.results import Selector
+    >>> direction = Direction(Selector.parse("my_probe/transfer"), ">", 0.5)
+    >>> check = check_direction(direction, lambda selector: None)  # nothing was measured
+    >>> check.predicate, check.holds, check.missing
+    ('my_probe/transfer > 0.5', None, ('my_probe/transfer',))
     """
 
     kind: str
@@ -229,7 +235,15 @@ def _equal_everywhere(left: _Estimate, right: Selection | float) -> bool:
 
 
 def check_direction(direction: Direction, lookup: Lookup) -> Check:
-    """Evaluate a direction predicate."""
+    """Evaluate a direction predicate.
+
+    >>> from ematrace.results import Metric, Selection, Selector
+    >>> measured = tuple(Metric(value, unit="accuracy", n=500) for value in (0.71, 0.74, 0.69))
+    >>> direction = Direction(Selector.parse("my_probe/transfer"), ">", 0.5)
+    >>> check = check_direction(direction, lambda selector: Selection(selector, (0, 1, 2), measured, ()))
+    >>> check.holds, [round(end, 2) for end in check.interval]  # of the difference, over seeds
+    (True, [0.15, 0.28])
+    """
     found, missing = _find(direction.selectors, lookup)
     left: _Estimate | None = None
     if not missing:
@@ -276,7 +290,11 @@ def _compare(
 
 
 def tolerance_band(paper: float, kind: str) -> Interval:
-    """What counts as the paper's figure."""
+    """What counts as the paper's figure.
+
+    >>> tolerance_band(0.5, "accuracy"), tolerance_band(50.0, "perplexity"), tolerance_band(2.0, "speed")
+    ((0.47, 0.53), (45.0, 55.0), (2.0, inf))
+    """
     if kind == "speed":
         return (paper, math.inf)
     width = PERPLEXITY_TOLERANCE * abs(paper) if kind == "perplexity" else ABSOLUTE_TOLERANCE[kind]
@@ -284,7 +302,15 @@ def tolerance_band(paper: float, kind: str) -> Interval:
 
 
 def check_figure(figure: PaperFigure, lookup: Lookup) -> Check:
-    """Evaluate a figure predicate: all of our interval must lie in the band; if none of it does, it is refuted."""
+    """Evaluate a figure predicate: all of our interval must lie in the band; if none of it does, it is refuted.
+
+    >>> from ematrace.results import Metric, Selection, Selector
+    >>> measured = tuple(Metric(value, unit="accuracy", n=500) for value in (0.78, 0.79, 0.79))
+    >>> figure = PaperFigure(Selector.parse("my_probe/transfer"), paper=0.79, kind="accuracy")
+    >>> check = check_figure(figure, lambda selector: Selection(selector, (0, 1, 2), measured, ()))
+    >>> check.holds, [round(end, 2) for end in check.interval], tolerance_band(0.79, "accuracy")
+    (True, [0.77, 0.8], (0.76, 0.8200000000000001))
+    """
     found, missing = _find(figure.selectors, lookup)
     ours: _Measured | None = None
     if not missing:

@@ -36,7 +36,11 @@ VERDICTS = (
 
 @dataclass(frozen=True)
 class Share:
-    """In how many drawn conditions something holds, at point estimates."""
+    """In how many drawn conditions something holds, at point estimates.
+
+    >>> Share(holds=3, conditions=4).to_json()
+    {'holds': 3, 'conditions': 4, 'share': 0.75}
+    """
 
     holds: int
     conditions: int
@@ -47,7 +51,12 @@ class Share:
 
 @dataclass(frozen=True)
 class Robustness:
-    """The share of conditions in which all direction predicates of a claim hold, and that of each."""
+    """The share of conditions in which all direction predicates of a claim hold, and that of each.
+
+    >>> robustness = Robustness(Share(3, 4), each=(("gap/nats < 4", Share(3, 4)),), evidence=())
+    >>> robustness.to_json()["share"]
+    0.75
+    """
 
     all: Share
     each: tuple[tuple[str, Share], ...]
@@ -65,6 +74,13 @@ class Finding:
     `ours` and `interval` are keyed by the selector's text. `direction` and `figure` say whether all predicates of a
     kind hold; None if there are none, or one is open. `why` says what an open verdict waits for, why a claim is not
     testable here, or what leaves it undecided beside its intervals.
+
+    >>> from ematrace.results import Table
+    >>> finding = judge(load_claims()["C09"], Table([]))  # nothing was measured
+    >>> finding.verdict, finding.ours
+    ('open', {})
+    >>> finding.checks[0].missing[0]
+    'trace_probe/role_transfer{representation=l0+traces, role=det_agent}'
     """
 
     ours: dict[str, float]
@@ -84,6 +100,11 @@ class LedgerRow(Finding):
     """One line of the ledger: the finding on the best results there are, and what it is to be read against.
 
     `local` is the finding on this machine's results alone, None if there are none for this claim.
+
+    >>> from ematrace.results import Table
+    >>> row = build_ledger(Table([]))[0]
+    >>> row.id, row.verdict, row.command
+    ('C01', 'open', 'ematrace reproduce C01')
     """
 
     id: str
@@ -122,7 +143,13 @@ def _finding_json(finding: Finding) -> dict[str, Any]:
 
 
 def build_ledger(table: Table, claims: Claims | None = None) -> list[LedgerRow]:
-    """A row for every claim, in the claims' order, whatever cells there are."""
+    """A row for every claim, in the claims' order, whatever cells there are.
+
+    >>> from ematrace.results import Table
+    >>> rows = build_ledger(Table([]))  # nothing was measured
+    >>> [(row.id, row.verdict) for row in rows[:2]]
+    [('C01', 'open'), ('C02', 'open')]
+    """
     claims = load_claims() if claims is None else claims
     chosen = table.at(claims.defaults)
     own = chosen.local()
@@ -147,7 +174,18 @@ def build_ledger(table: Table, claims: Claims | None = None) -> list[LedgerRow]:
 
 
 def judge(claim: Claim, table: Table) -> Finding:
-    """Evaluate all predicates of a claim on the cells in force; the worst decides."""
+    """Evaluate all predicates of a claim on the cells in force; the worst decides.
+
+    >>> from pathlib import Path
+    >>> from ematrace.results import CellFile, Metric, Row, Selector, StoredCell, Table, collect_provenance
+    >>> row = Row({}, {"transfer": Metric(0.71, unit="accuracy", n=500)})
+    >>> file = CellFile(2, "my_probe", "cpu", 0, {}, {}, collect_provenance(1.5), [row])
+    >>> table = Table(StoredCell(cell, Path("mine.json"), local=True) for cell in file.unpack())
+    >>> direction = Direction(Selector.parse("my_probe/transfer"), ">", 0.5)
+    >>> finding = judge(Claim("X1", "extension", "Traces hold roles.", "-", direction=(direction,)), table)
+    >>> finding.verdict, finding.ours
+    ('answered: yes', {'my_probe/transfer': 0.71})
+    """
     selected = {selector: table.select(selector) for selector in claim.selectors}
     lookup: Lookup = selected.get
     directions = tuple(check_direction(d, lookup) for d in claim.direction)

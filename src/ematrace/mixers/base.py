@@ -21,6 +21,17 @@ class Mixer(nn.Module):
     """Mixes a sequence over time, causally: y_t depends on x_0 ... x_t.
 
     Options of a subclass are keyword arguments with defaults, plain JSON values, since configs hold them.
+
+    >>> import torch
+    >>> class Shift(Mixer):  # y is the token before
+    ...     def forward(self, x, state=None, *, mask=None, cu_seqlens=None):
+    ...         before = torch.zeros_like(x[:, :1]) if state is None else state
+    ...         return torch.cat([before, x[:, :-1]], 1), x[:, -1:]
+    ...     def state_size(self, seq_len):
+    ...         return self.d_model
+    >>> y, state = Shift(d_model=1)(torch.tensor([[[1.0], [2.0], [3.0]]]))
+    >>> y.flatten().tolist(), state.flatten().tolist()
+    ([0.0, 1.0, 2.0], [3.0])
     """
 
     def __init__(self, d_model: int) -> None:

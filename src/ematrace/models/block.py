@@ -12,7 +12,14 @@ from ematrace.models.feedforward import FEED_FORWARD
 
 
 class Block(GradientCheckpointingLayer):
-    """y = mixer(norm(x));  c = x + y;  z = ffn(norm(c));  x' = (c or x) + z."""
+    """y = mixer(norm(x));  c = x + y;  z = ffn(norm(c));  x' = (c or x) + z.
+
+    >>> import torch
+    >>> block = Block(SkeletonConfig.preset("skeleton-tiny", mixer="ema"))
+    >>> x, state, load_balance = block(torch.zeros(2, 5, 64))
+    >>> x.shape, type(block.mixer).__name__, type(block.ffn).__name__
+    (torch.Size([2, 5, 64]), 'EmaMixer', 'FeedForward')
+    """
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()

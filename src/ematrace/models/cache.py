@@ -12,7 +12,16 @@ from ematrace.mixers.base import State, map_state, state_tensors
 
 @dataclass
 class MixerCache:
-    """The `past_key_values` of these models. Dimension 0 of every tensor in it is the batch."""
+    """The `past_key_values` of these models. Dimension 0 of every tensor in it is the batch.
+
+    >>> import torch
+    >>> model = SkeletonModel(SkeletonConfig.preset("skeleton-tiny", mixer="ema"))
+    >>> cache = model(torch.tensor([[1, 2, 3]])).past_key_values
+    >>> cache.seen_tokens, cache.n_bytes()
+    (3, 1536)
+    >>> model(torch.tensor([[4]]), past_key_values=cache).past_key_values.n_bytes()  # it does not grow
+    1536
+    """
 
     blocks: list[State] = field(default_factory=list)
     """What each block's mixer returned last; None before the first token."""

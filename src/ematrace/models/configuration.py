@@ -31,7 +31,13 @@ class Skeleton:
 
 
 class ModelConfig(PretrainedConfig):
-    """Fields of every model in this package, and their checks."""
+    """Fields of every model in this package, and their checks.
+
+    >>> SkeletonConfig.preset("skeleton-tiny", d_ff=32, k=64)
+    Traceback (most recent call last):
+        ...
+    ValueError: SkeletonConfig.k is 64; top-k keeps between 1 and d_ff = 32 units
+    """
 
     keys_to_ignore_at_inference = ["past_key_values", "cross_entropy", "aux_loss"]  # noqa: RUF012 - must be a list
     attribute_map = {  # noqa: RUF012 - the name and type that transformers asks for

@@ -103,7 +103,13 @@ class SkeletonPreTrainedModel(PreTrainedModel):
 
 
 class SkeletonModel(SkeletonPreTrainedModel):
-    """Token embedding, blocks, final norm."""
+    """Token embedding, blocks, final norm.
+
+    >>> import torch
+    >>> model = SkeletonModel(SkeletonConfig.preset("skeleton-tiny", mixer="attention"))
+    >>> model(torch.tensor([[1, 2, 3]])).last_hidden_state.shape
+    torch.Size([1, 3, 64])
+    """
 
     block_class: ClassVar[type[Block]] = Block
 
@@ -269,7 +275,13 @@ class SkeletonForCausalLM(SkeletonPreTrainedModel, GenerationMixin):
 
 
 def upgrade_names(model: nn.Module, tensors: Mapping[str, T]) -> dict[str, T]:
-    """A file's tensors under the names that the model has for them today, for any model; prefixes stay as they are."""
+    """A file's tensors under the names that the model has for them today, for any model; prefixes stay as they are.
+
+    >>> from ematrace.spen import SpenConfig, SpenModel
+    >>> model = SpenModel(SpenConfig.preset("spen-tiny"))
+    >>> list(upgrade_names(model, {"layers.0.W_up.weight": None}))  # a name of version 0.1
+    ['layers.0.ffn.W_up.weight']
+    """
     return model.upgrade_names(tensors) if isinstance(model, SkeletonPreTrainedModel) else dict(tensors)
 
 

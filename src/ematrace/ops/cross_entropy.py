@@ -36,6 +36,7 @@ def linear_cross_entropy(
     dtype while the gradient of the weight is still summed in float32. With no target left after `ignore_index` the mean
     is 0, not NaN.
 
+    >>> import torch
     >>> linear_cross_entropy(torch.zeros(1, 2), torch.ones(4, 2), torch.tensor([3]))  # ln 4
     tensor(1.3863)
     """

@@ -17,6 +17,13 @@ def load_balance_loss(u: Tensor, z: Tensor, mask: Tensor | None = None) -> Tenso
     when all units are used alike. The counts f carry no gradient; the probabilities do, and theirs is bounded. With a
     unit's share of the summed activation in the place of P the loss would not depend on the activations' scale, and its
     gradient would grow without bound as they shrink: tried, it drowned the language model's own.
+
+    >>> import torch
+    >>> u = torch.tensor([[2.0, 1.0, 0.0, 0.0], [0.0, 0.0, 2.0, 1.0]])
+    >>> load_balance_loss(u, gelu_topk(u, k=2))  # all four units are used alike
+    tensor(1.0000)
+    >>> load_balance_loss(u[:1], gelu_topk(u[:1], k=2))  # two of them never
+    tensor(1.6696)
     """
     u, z = u.flatten(0, -2), z.detach().flatten(0, -2)
     exact = torch.float64 if u.dtype == torch.float64 else torch.float32
@@ -27,7 +34,16 @@ def load_balance_loss(u: Tensor, z: Tensor, mask: Tensor | None = None) -> Tenso
 
 
 def gelu_topk_balanced(u: Tensor, k: int, grad: TopkGrad = "ste", mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """`gelu_topk(u, k, grad)` and the `load_balance_loss` of it, with one gradient pass over u for both."""
+    """`gelu_topk(u, k, grad)` and the `load_balance_loss` of it, with one gradient pass over u for both.
+
+    >>> import torch
+    >>> z, loss = gelu_topk_balanced(torch.tensor([[2.0, 1.0, 0.0, 0.0], [0.0, 0.0, 2.0, 1.0]]), k=2)
+    >>> z
+    tensor([[1.9545, 0.8413, 0.0000, 0.0000],
+            [0.0000, 0.0000, 1.9545, 0.8413]])
+    >>> loss
+    tensor(1.0000)
+    """
     check_topk(u, k, grad)
     with torch.autocast(u.device.type, enabled=False):
         flat = u.flatten(0, -2)

@@ -26,6 +26,7 @@ def gelu_topk(u: Tensor, k: int, grad: TopkGrad = "ste") -> Tensor:
     `grad="ste"` is the straight-through estimator: the gradient passes the selection as if it were not there and
     reaches all units. `grad="masked"` is the true gradient: only units that are kept (and are not 0) receive any.
 
+    >>> import torch
     >>> gelu_topk(torch.tensor([1.0, 3.0, 2.0, 3.0]), k=2)
     tensor([0.0000, 2.9959, 0.0000, 2.9959])
     """
@@ -41,7 +42,12 @@ def check_topk(u: Tensor, k: int, grad: str) -> None:
 
 
 def topk_mask(z: Tensor, k: int) -> Tensor:
-    """True for the k largest of each row; ties go to the lowest index, NaN counts as +infinity."""
+    """True for the k largest of each row; ties go to the lowest index, NaN counts as +infinity.
+
+    >>> import torch
+    >>> topk_mask(torch.tensor([1.0, 3.0, 2.0, 3.0, 2.0]), k=3)
+    tensor([False,  True,  True,  True, False])
+    """
     z = torch.nan_to_num(z, nan=torch.inf, posinf=torch.inf, neginf=-torch.inf)
     kth = z.topk(k, dim=-1).values[..., -1:]
     above, tied = z > kth, z == kth

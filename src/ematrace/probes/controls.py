@@ -11,7 +11,11 @@ from numpy.typing import NDArray
 
 
 def label_weights(labels: Iterable[str], classes: Sequence[str]) -> NDArray[np.float64]:
-    """Share of each class among `labels`: the `weights` that Hewitt & Liang draw from."""
+    """Share of each class among `labels`: the `weights` that Hewitt & Liang draw from.
+
+    >>> label_weights(["agent", "agent", "patient", "agent"], classes=["agent", "patient", "verb"])
+    array([0.75, 0.25, 0.  ])
+    """
     counts = Counter(labels)
     if unknown := sorted(set(counts) - set(classes)):
         raise ValueError(f"labels not in classes: {', '.join(map(repr, unknown[:5]))}")
@@ -31,6 +35,9 @@ def control_labels(
 
     The draw is the inverse distribution function at a hash of (seed, word), so training and test sets with the
     same classes and weights agree on every word, however they are split.
+
+    >>> control_labels(["cat", "dog", "sees", "cat"], classes=["agent", "patient"], seed=0).tolist()
+    ['patient', 'patient', 'agent', 'patient']
     """
     p = np.ones(len(classes)) if weights is None else np.asarray(weights, dtype=np.float64)
     if p.shape != (len(classes),) or not np.isfinite(p).all() or (p < 0).any() or p.sum() == 0:
@@ -45,7 +52,11 @@ def control_labels(
 
 
 def selectivity(task_accuracy: float, control_accuracy: float) -> float:
-    """Accuracy on the task minus accuracy on its control task; near zero means that the probe memorises."""
+    """Accuracy on the task minus accuracy on its control task; near zero means that the probe memorises.
+
+    >>> round(selectivity(task_accuracy=0.79, control_accuracy=0.25), 2)
+    0.54
+    """
     return task_accuracy - control_accuracy
 
 

@@ -50,6 +50,15 @@ class PeelingDecoder:
     A vector of length L costs O(Vd) for c, O(L³ · beam) to peel (the log of a table of subset sums is at most
     of order L) and O(Vd · beam) to choose, where exhaustive search would take V^L. Beyond 16 positions only
     the smaller sets S fit in TABLE_SIZE, so that words repeated many times are placed less surely.
+
+    >>> import numpy as np
+    >>> words = ["the", "cat", "sees", "dog"]
+    >>> codes = np.random.default_rng(0).standard_normal((4, 8))
+    >>> trace = np.zeros(8)
+    >>> for word in ["the", "cat", "sees", "the", "dog"]:
+    ...     trace = 0.9 * trace + 0.1 * codes[words.index(word)]
+    >>> [words[i] for i in PeelingDecoder(0.1, codes).decode_batch(trace[None], [5])[0]]  # newest first
+    ['dog', 'the', 'sees', 'cat', 'the']
     """
 
     def __init__(self, alpha: float, codebook: NDArray[np.floating], beam: int = 16) -> None:

@@ -15,7 +15,12 @@ Labels = Sequence[str] | NDArray[Any]
 
 @dataclass(frozen=True)
 class Scores:
-    """`per_role[role] = (correct, n)`, by true role."""
+    """`per_role[role] = (correct, n)`, by true role.
+
+    >>> scores = Scores({"agent": (8, 10), "patient": (3, 6)})
+    >>> scores.accuracy, scores.subset(["patient"]).accuracy
+    (0.6875, 0.5)
+    """
 
     per_role: dict[str, tuple[int, int]]
 
@@ -38,7 +43,12 @@ class Scores:
 
 
 def score_roles(predicted: Labels, true: Labels, classes: Sequence[str] | None = None) -> Scores:
-    """Compare label arrays, or integer code arrays when `classes` names the codes."""
+    """Compare label arrays, or integer code arrays when `classes` names the codes.
+
+    >>> scores = score_roles(predicted=["agent", "agent", "verb"], true=["agent", "patient", "verb"])
+    >>> scores.per_role
+    {'agent': (1, 1), 'patient': (0, 1), 'verb': (1, 1)}
+    """
     p, t = np.asarray(predicted), np.asarray(true)
     if p.ndim != 1 or p.shape != t.shape:
         raise ValueError(f"predicted and true must be equally long sequences, got {p.shape} and {t.shape}")

@@ -33,7 +33,13 @@ Factors: TypeAlias = Mapping[str, Factor]
 
 
 class ResultError(ValueError):
-    """A result file that breaks the schema; the message is one line that names the file and the field."""
+    """A result file that breaks the schema; the message is one line that names the file and the field.
+
+    >>> read_file("nowhere/seed-0_cpu.json")
+    Traceback (most recent call last):
+        ...
+    ematrace.results.schema.ResultError: nowhere/seed-0_cpu.json: No such file or directory
+    """
 
 
 class Metric(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -81,6 +87,13 @@ class CellFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What one run of an experiment measured: one point of its grid on one seed.
 
     `factors` is that point of the grid; a row may add factors of its own (a representation, a role).
+
+    >>> row = Row({"role": "agent"}, {"transfer": Metric(0.79, unit="accuracy", n=500)})
+    >>> file = CellFile(2, "my_probe", "cpu", 3, {"width": 64}, {"k": 0.08}, collect_provenance(1.5), [row])
+    >>> file.name
+    'width-64_seed-3_cpu.json'
+    >>> [cell.factors for cell in file.unpack()]
+    [{'width': 64, 'role': 'agent'}]
     """
 
     schema: int
@@ -128,7 +141,14 @@ class CellFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @dataclass(frozen=True)
 class Cell:
-    """One measurement: what was varied, on which seed, what came out."""
+    """One measurement: what was varied, on which seed, what came out.
+
+    >>> row = Row({"role": "agent"}, {"transfer": Metric(0.79, unit="accuracy", n=500)})
+    >>> file = CellFile(2, "my_probe", "cpu", 3, {"width": 64}, {"k": 0.08}, collect_provenance(1.5), [row])
+    >>> cell = file.unpack()[0]
+    >>> cell.factors, cell.seed, cell.metrics["transfer"].value
+    ({'width': 64, 'role': 'agent'}, 3, 0.79)
+    """
 
     experiment: str
     factors: Factors
@@ -259,7 +279,15 @@ def one_line(error: Exception) -> str:
 
 
 def read_file(path: str | Path) -> CellFile:
-    """Read one result file; every problem is a `ResultError` that names it."""
+    """Read one result file; every problem is a `ResultError` that names it.
+
+    >>> from tempfile import TemporaryDirectory
+    >>> row = Row({"role": "agent"}, {"transfer": Metric(0.79, unit="accuracy", n=500)})
+    >>> file = CellFile(2, "my_probe", "cpu", 0, {"width": 64}, {}, collect_provenance(1.5), [row])
+    >>> with TemporaryDirectory() as folder:
+    ...     read_file(write_file(file, folder)).cells[0].metrics["transfer"].value
+    0.79
+    """
     try:
         data = read_bytes(path)
     except OSError as error:
@@ -270,7 +298,15 @@ def read_file(path: str | Path) -> CellFile:
 
 
 def write_file(file: CellFile, folder: str | Path) -> Path:
-    """Write `<folder>/<experiment>/<name>` whole or not at all."""
+    """Write `<folder>/<experiment>/<name>` whole or not at all.
+
+    >>> from tempfile import TemporaryDirectory
+    >>> row = Row({"role": "agent"}, {"transfer": Metric(0.79, unit="accuracy", n=500)})
+    >>> file = CellFile(2, "my_probe", "cpu", 0, {"width": 64}, {}, collect_provenance(1.5), [row])
+    >>> with TemporaryDirectory() as folder:
+    ...     write_file(file, folder).relative_to(folder).as_posix()
+    'my_probe/width-64_seed-0_cpu.json'
+    """
     data = encode_file(file)
     target = Path(folder) / file.experiment
     target.mkdir(parents=True, exist_ok=True)

@@ -22,7 +22,17 @@ _FACTOR = re.compile(rf"(?P<name>{NAME})\s*=\s*(?P<value>\"(?:[^\"\\]|\\.)*\"\s*
 
 
 class AmbiguousSelection(ValueError):
-    """A selector that names too few factors: the cells it selects differ in another one."""
+    """A selector that names too few factors: the cells it selects differ in another one.
+
+    >>> from pathlib import Path
+    >>> rows = [Row({"width": width}, {"nats": Metric(5.0 - width / 64)}) for width in (64, 128)]
+    >>> file = CellFile(2, "gap", "cpu", 0, {}, {}, collect_provenance(1.5), rows)
+    >>> table = Table(StoredCell(cell, Path("gap.json"), local=True) for cell in file.unpack())
+    >>> table.select("gap/nats")  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+        ...
+    ematrace.results.select.AmbiguousSelection: gap/nats: factor 'width' has several values (64 in ...); name one
+    """
 
 
 @dataclass(frozen=True)
@@ -77,7 +87,17 @@ def _text(value: Factor) -> str:
 
 @dataclass(frozen=True)
 class Selection:
-    """What a selector found: a metric per seed, and the cells it stands in."""
+    """What a selector found: a metric per seed, and the cells it stands in.
+
+    >>> from pathlib import Path
+    >>> def stored(seed, nats):
+    ...     row = Row({}, {"nats": Metric(nats)})
+    ...     file = CellFile(2, "gap", "cpu", seed, {}, {}, collect_provenance(1.5), [row])
+    ...     return StoredCell(file.unpack()[0], Path(file.name), local=True)
+    >>> selection = Table([stored(0, 3.5), stored(1, 3.25)]).select("gap/nats")
+    >>> selection.seeds, selection.sample.values, [path.name for path in selection.paths]
+    ((0, 1), (3.5, 3.25), ['seed-0_cpu.json', 'seed-1_cpu.json'])
+    """
 
     selector: Selector
     seeds: tuple[int, ...]
@@ -117,6 +137,13 @@ class Table:
 
     For each experiment the evidence is the cells of one origin (recorded or this machine's) and scale: those with the
     most seeds, then this machine's, then the newest. Beside recorded cells, only local ones of the same settings count.
+
+    >>> from pathlib import Path
+    >>> rows = [Row({"width": width}, {"nats": Metric(5.0 - width / 64)}) for width in (64, 128)]
+    >>> file = CellFile(2, "gap", "cpu", 0, {}, {}, collect_provenance(1.5), rows)
+    >>> table = Table(StoredCell(cell, Path("gap.json"), local=True) for cell in file.unpack())
+    >>> table.values_of("gap", "width"), table.sample("gap/nats{width=128}").mean
+    ((64, 128), 3.0)
     """
 
     def __init__(self, cells: Iterable[StoredCell]) -> None:

@@ -16,7 +16,17 @@ LOCAL = Path("results") / "local"
 
 @dataclass(frozen=True)
 class StoredCell:
-    """A cell, the file it was read from, and whether this machine made it."""
+    """A cell, the file it was read from, and whether this machine made it.
+
+    >>> from pathlib import Path
+    >>> from tempfile import TemporaryDirectory
+    >>> file = CellFile(2, "gap", "cpu", 0, {}, {}, collect_provenance(1.5), [Row({}, {"nats": Metric(3.5)})])
+    >>> with TemporaryDirectory() as folder:
+    ...     path = write_file(file, folder)
+    ...     stored = Store(recorded=None, local=Path(folder)).load()[0]
+    >>> stored.path == path, stored.local, stored.cell.metrics["nats"].value
+    (True, True, 3.5)
+    """
 
     cell: Cell
     path: Path
@@ -25,7 +35,16 @@ class StoredCell:
 
 @dataclass(frozen=True)
 class Store:
-    """`recorded` is None where there are none: an installed wheel brings no results."""
+    """`recorded` is None where there are none: an installed wheel brings no results.
+
+    >>> from tempfile import TemporaryDirectory
+    >>> file = CellFile(2, "gap", "cpu", 0, {}, {}, collect_provenance(1.5), [Row({}, {"nats": Metric(3.5)})])
+    >>> with TemporaryDirectory() as folder:
+    ...     path = write_file(file, folder)
+    ...     cells = Store.open(recorded=folder).load()
+    >>> [(stored.path.name, stored.local) for stored in cells]
+    [('seed-0_cpu.json', False)]
+    """
 
     recorded: Path | None
     local: Path

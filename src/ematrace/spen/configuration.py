@@ -28,6 +28,14 @@ class SpenConfig(ModelConfig):
         initializer_range: standard deviation of the initial weights; W_down's is divided by sqrt(n_layers).
 
     Presets: spen-130m (the paper's model), spen-7m (its ablation's), spen-tiny (for tests and laptops).
+
+    >>> config = SpenConfig.preset("spen-tiny", predictor="linear")
+    >>> config.d_model, config.alphas, config.predictor
+    (64, (0.5, 0.1, 0.02), 'linear')
+    >>> SpenConfig(k=4000)
+    Traceback (most recent call last):
+        ...
+    ValueError: SpenConfig.k is 4000; top-k keeps between 1 and d_ff = 3072 units
     """
 
     model_type = "spen"

@@ -37,6 +37,12 @@ class SpenMixer(Mixer):
     alphas           rates of the traces, fastest first; the last one is the slow trace that predicts
     predictor, predictor_reads, n_heads, gamma      see `SpenConfig`
     predictor_query, predictor_values               of a softmax over a sequence, see `SoftmaxPredictor`
+
+    >>> import torch
+    >>> mixer = SpenMixer(d_model=8, alphas=[0.5, 0.02])
+    >>> y, state = mixer(torch.ones(1, 10, 8))
+    >>> y.shape, mixer.state_size(seq_len=10), mixer.state_size(seq_len=10_000)
+    (torch.Size([1, 10, 8]), 16, 16)
     """
 
     def __init__(

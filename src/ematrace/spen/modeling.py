@@ -19,7 +19,14 @@ RENAMED: Mapping[str, str] = {
 
 
 class SpenModel(SkeletonModel):
-    """Token embedding, blocks, final norm. No position embedding: order enters through the traces alone."""
+    """Token embedding, blocks, final norm. No position embedding: order enters through the traces alone.
+
+    >>> import torch
+    >>> model = SpenModel(SpenConfig.preset("spen-tiny"))
+    >>> output = model(torch.tensor([[1, 2, 3]]))
+    >>> output.last_hidden_state.shape, output.past_key_values.seen_tokens
+    (torch.Size([1, 3, 64]), 3)
+    """
 
     config_class = SpenConfig
     block_class: ClassVar[type[Block]] = SpenBlock
@@ -28,7 +35,16 @@ class SpenModel(SkeletonModel):
 
 
 class SpenForCausalLM(SkeletonForCausalLM):
-    """SPEN with a head tied to the embedding."""
+    """SPEN with a head tied to the embedding.
+
+    >>> import torch
+    >>> model = SpenForCausalLM(SpenConfig.preset("spen-tiny")).eval()
+    >>> ids = torch.arange(300).view(1, -1)
+    >>> round(model(ids, labels=ids).cross_entropy.item(), 1)  # before training, ln(4096) = 8.3
+    8.3
+    >>> model.generate(ids[:, :3], max_new_tokens=5, do_sample=False, eos_token_id=None).shape
+    torch.Size([1, 8])
+    """
 
     config_class = SpenConfig
     model_class: ClassVar[type[SkeletonModel]] = SpenModel

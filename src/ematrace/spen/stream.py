@@ -35,7 +35,15 @@ which a pass over two tokens does once.
 
 @dataclass
 class Surprise:
-    """What a stream made of some tokens."""
+    """What a stream made of some tokens.
+
+    >>> model = SpenForCausalLM(SpenConfig(vocab_size=32, d_model=16, d_ff=32, n_layers=2, k=4))
+    >>> surprise = SpenStream(model, pghu=PGHU(), decoder=None).surprise([3, 1, 4])
+    >>> surprise.nats.isnan().tolist()  # nothing was there to predict the first token
+    [[True, False, False]]
+    >>> surprise.uncertainty.shape, surprise.predicted.shape
+    (torch.Size([1, 3]), torch.Size([1, 32]))
+    """
 
     nats: Tensor
     """[B, T] -log p of each token given all before it; NaN for a token that nothing was there to predict."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -50,10 +51,11 @@ class HeldOut:
         source.validation_share, source.held_out_tails = self.share, self.tails
 
 
-def choose_held_out(source: Source, share: float | None = None) -> HeldOut:
+def choose_held_out(source: Source, share: float | None = None, least_bytes: int = 1) -> HeldOut:
     """Documents by the hash of their ids where that holds out enough of them, else more of them, else tails.
 
     Reads no further than it must: a large corpus has enough after a few hundred documents. `share` is the user's.
+    ValueError for a text of which less than `least_bytes` would be held out.
     """
     usual = source.validation_share if share is None else share
     fractions, sizes = [], []
@@ -69,8 +71,16 @@ def choose_held_out(source: Source, share: float | None = None) -> HeldOut:
     if not sizes:
         raise ValueError(f"{source.spec}: empty corpus, no document has any text")
     if share is not None:
-        return HeldOut(share, tails=not 2 <= held_documents < len(sizes))
-    return _raised_share(fractions, sizes) or HeldOut(USUAL_SHARE, tails=True)
+        held_out = HeldOut(share, tails=not 2 <= held_documents < len(sizes))
+    else:
+        held_out = _raised_share(fractions, sizes) or HeldOut(USUAL_SHARE, tails=True)
+    if held_out.tails and held_out.share * sum(sizes) < least_bytes:
+        needed = math.ceil(least_bytes / held_out.share)
+        raise ValueError(
+            f"{source.spec}: too little text: {sum(sizes)} bytes, and at least {needed:,} are needed, since "
+            f"{held_out.share:.0%} of them are held out"
+        )
+    return held_out
 
 
 def _raised_share(fractions: list[float], sizes: list[int]) -> HeldOut | None:

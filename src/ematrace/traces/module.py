@@ -23,6 +23,7 @@ class EMATraces(nn.Module):
 
     Fixed rates are no buffers: casting the model to bfloat16 leaves them as they are, and checkpoints do not hold them.
 
+    >>> import torch
     >>> traces = EMATraces.from_half_life([1, 10])
     >>> h, state = traces(torch.ones(1, 3, 1))
     >>> h[0, 0, :, 0]

@@ -47,6 +47,7 @@ def ema_traces(
     A `ValueError` names what does not fit. Values on a GPU, which would have to be waited for, and values in a compiled
     graph are not looked at: there, a rate outside of [0, 1] gives traces of NaN, and so do bad `cu_seqlens`.
 
+    >>> import torch
     >>> x = torch.tensor([1.0, 0.0, 0.0]).view(1, 3, 1)
     >>> traces, state = ema_traces(x, [0.5, 1.0])
     >>> traces[:, 0, :, 0]

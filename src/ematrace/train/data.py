@@ -139,7 +139,8 @@ def _choose_held_out(config: TrainConfig, recorded: HeldOut | None, source: Sour
     if recorded is not None:
         recorded.apply(source)
     elif not is_streamed(config.data):  # a stream is not read twice
-        choose_held_out(source, config.validation_share).apply(source)
+        least = (config.length or SHORTEST) + 1  # a sequence and its target; no token has less than a byte
+        choose_held_out(source, config.validation_share, least).apply(source)
     elif config.validation_share is not None:
         source.validation_share = config.validation_share
 

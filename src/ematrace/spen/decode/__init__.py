@@ -22,7 +22,17 @@ __all__ = ["Decoder", "applicable_decoder", "build_decoder"]
 
 
 class Decoder(Protocol):
-    """One token for each of B streams, with the weights that the model had at the time; static predictor only."""
+    """One token for each of B streams, with the weights that the model had at the time; static predictor only.
+
+    >>> import torch
+    >>> from ematrace.spen import SpenConfig, SpenForCausalLM
+    >>> model = SpenForCausalLM(SpenConfig(vocab_size=32, d_model=16, d_ff=32, n_layers=2, k=4))
+    >>> decoder = build_decoder(model)
+    >>> state = torch.zeros(2, 3, 1, 16)  # blocks, traces, streams, channels
+    >>> logits = decoder.step(torch.tensor([3]), state)
+    >>> torch.allclose(logits, model(torch.tensor([[3]])).logits[:, -1], atol=1e-5)
+    True
+    """
 
     n_streams: int | None
     """The number of streams it was built for, or None for any."""
@@ -39,6 +49,13 @@ def build_decoder(model: SpenForCausalLM, n_streams: int = 1, dtype: torch.dtype
 
     `dtype` is that of its weights: by default float32 on a CPU, so that its tokens are the model's, and bfloat16 on a
     GPU, where it is the faster by as much as the weights are smaller.
+
+    >>> import torch
+    >>> from ematrace.spen import SpenConfig, SpenForCausalLM, SpenStream
+    >>> model = SpenForCausalLM(SpenConfig(vocab_size=32, d_model=16, d_ff=32, n_layers=2, k=4))
+    >>> stream = SpenStream(model, decoder=build_decoder(model))
+    >>> stream.step(3).shape
+    torch.Size([1, 32])
     """
     if model.device.type == "cuda":
         from ematrace.spen.decode.gpu import GpuDecoder
@@ -56,6 +73,11 @@ def applicable_decoder(model: SpenForCausalLM, n_streams: int = 1) -> Decoder | 
 
     That is with an attention predictor, replaced or hooked layers, kernels switched off, in float64, with many streams
     on a CPU, or on a device for which there is no decoder.
+
+    >>> from ematrace.spen import SpenConfig, SpenForCausalLM
+    >>> config = SpenConfig(vocab_size=32, d_model=16, d_ff=32, n_layers=2, n_heads=2, k=4, predictor="softmax")
+    >>> applicable_decoder(SpenForCausalLM(config)) is None  # an attention predictor
+    True
     """
     where = model.device.type
     kernels_on = {"cpu": cpu_kernels_are_on, "cuda": gpu_kernels_are_on}.get(where)
