@@ -172,6 +172,6 @@ EXPERIMENT = Experiment(
     data="builtin",
     settings={**SETTINGS, "batch": None},
     derived=settings_of,
-    seeds=1,
+    seeds=3,
     seconds=60,
 )

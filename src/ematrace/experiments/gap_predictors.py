@@ -1,0 +1,188 @@
+"""The paper's predictor ablation past the point where there is something to predict, and why attention fails in it.
+
+Five predictors in Algorithm 1's block, with its straight-through top-k, with the true gradient and with a dense layer,
+after the paper's 500 steps and after the whole budget. Attention over the inputs sees every past token and yet may not
+help: from there, switches lead to attention as a mixer. The query comes from the input instead of the slow trace, the
+values are normalised, the context reaches the residual stream directly; each alone and all together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from itertools import product
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ematrace.experiments.base import Context, Experiment, Point, number
+from ematrace.experiments.gap_rates import DIRECT, RATES, UNBALANCED
+from ematrace.experiments.gap_task import SETTINGS, SPEN, Arm, ScoredText, budget_of, measure_arm
+from ematrace.mixers.ema_attention import EmaAttentionMixer
+from ematrace.models.block import Block
+from ematrace.results import Row
+from ematrace.spen.mixer import SpenMixer
+
+LOOKED_AT = 32  # windows
+
+
+@dataclass(frozen=True)
+class PredictorArm(Arm):
+    predictor: str = "static"
+    """static, linear or softmax; or mixer, attention beside the traces instead of a predictor."""
+    reads: str = "traces_now"
+    query: str = "slow_trace"
+    values: str = "as_read"
+
+    @property
+    def has_switches(self) -> bool:
+        """Which a SpenConfig does not have: the model is then the skeleton around the same mixer."""
+        return (self.query, self.values) != ("slow_trace", "as_read")
+
+    def preset(self) -> str:
+        return "skeleton-7m" if self.has_switches else super().preset()
+
+    def overrides(self, size: str, d_ff: int) -> dict[str, Any]:
+        fields = super().overrides(size, d_ff)
+        if self.predictor == "mixer":
+            return fields
+        options = {"predictor": self.predictor, "predictor_reads": self.reads}
+        if not self.has_switches:
+            return fields | options
+        options |= {"predictor_query": self.query, "predictor_values": self.values, "n_heads": fields.pop("n_heads")}
+        return fields | {"mixer": "spen", "norm": self.norm, "mixer_options": options}
+
+
+BLOCKS = (SPEN, replace(UNBALANCED, ffn="topk_masked"), replace(UNBALANCED, ffn="dense"))
+PREDICTORS = (
+    ("static", "traces_now"),
+    ("linear", "inputs"),  # the paper's equation: values from the input, queries from the slow trace
+    ("softmax", "traces_now"),
+    ("softmax", "trace_sequence"),
+    ("softmax", "inputs"),
+)
+ABLATION = tuple(
+    PredictorArm(**asdict(block), predictor=predictor, reads=reads)
+    for block in BLOCKS
+    for predictor, reads in PREDICTORS
+)
+INSIDE = ABLATION[-1]  # attention over the inputs, dense
+SWITCHED = tuple(
+    replace(INSIDE, query=query, values=values, residual=residual)
+    for query, values, residual in product(("slow_trace", "input"), ("as_read", "normalised"), ("ffn", "direct"))
+)
+MIXERS = tuple(
+    PredictorArm(
+        "ema_attention", residual=residual, predictor="mixer", reads="inputs", query="input", values="normalised"
+    )
+    for residual in ("ffn", "direct")
+)
+STATIC_DIRECT = PredictorArm(**asdict(DIRECT))
+WAY = (STATIC_DIRECT, *SWITCHED[1:], *MIXERS)
+"""From INSIDE, which is one of the ablation's, to attention as a mixer; and the static predictor to compare with."""
+WIDE = tuple(replace(arm, width="fixed") for arm in ABLATION[1:5])
+"""Of Algorithm 1's block with d_ff as it is: matched in parameters, a large predictor leaves the layer few units."""
+WIDE_DENSE = tuple(replace(arm, width="fixed") for arm in ABLATION[-4:])
+SWEPT = (*(arm for arm in ABLATION if arm.predictor != "static"), SWITCHED[-1], *MIXERS)
+"""At `2m`; the static predictor's rates are the chain's."""
+FEWER_SEEDS = 3  # for what is beside the ablation itself
+
+
+def swept_as(arm: PredictorArm) -> PredictorArm:
+    """The arm whose sweep decides on this one's rate: its own, or that of the nearest arm that has one."""
+    arm = replace(arm, width="matched")
+    return INSIDE if arm in SWITCHED[1:-1] else arm
+
+
+def rate_of(arm: PredictorArm, size: str) -> float:
+    return RATES[0]
+
+
+def grid(scale: str, seeds: int) -> Iterable[Point]:
+    """Without a GPU two toys, which show that it runs."""
+    if scale != "gpu":
+        yield from _points((INSIDE, SWITCHED[-1]), "toy", 0)
+        return
+    for seed in range(seeds):
+        yield from _points((*ABLATION, *WIDE), "2m", seed)
+        yield from _points((*ABLATION, *WIDE), "ablation", seed)
+    for seed in range(min(seeds, FEWER_SEEDS)):
+        yield from _points((*WAY, *WIDE_DENSE), "2m", seed)
+
+
+def _points(arms: Iterable[PredictorArm], size: str, seed: int) -> Iterator[Point]:
+    for arm in arms:
+        yield Point({**asdict(arm), "size": size, "lr": rate_of(arm, size)}, seed)
+
+
+def measure(ctx: Context, *, size: str, lr: float, **arm: Any) -> list[Row]:
+    return measure_arm(ctx, PredictorArm(**arm), size, lr, look=contributions)
+
+
+def contributions(model: Any, text: ScoredText) -> list[Row]:
+    """For each block, what the predictor (or attention) adds to the context against what the traces add.
+
+    `over_traces` is the ratio of their root mean squares, |W_e x̂| / |W_h h|. `unexplained` is |x - x̂|² / |x|²: 1 for a
+    prediction of 0.
+    """
+    ids = torch.from_numpy(text.windows[:LOOKED_AT, :-1]).to(model.device)
+    with torch.no_grad(), _recorded(model) as found:
+        model(input_ids=ids, use_cache=False)
+    rows = []
+    for layer, parts in enumerate(found):
+        metrics = {"over_traces": number(float(parts["added"].norm() / parts["traces"].norm()))}
+        if "x_hat" in parts:
+            unexplained = (parts["x"] - parts["x_hat"]).square().sum() / parts["x"].square().sum()
+            metrics["unexplained"] = number(float(unexplained))
+        rows.append(Row({"layer": layer}, metrics))
+    return rows
+
+
+@contextmanager
+def _recorded(model: Any) -> Iterator[list[dict[str, Tensor]]]:
+    """What flows through the mixer of each block, while the context lasts."""
+    mixers: list[Any] = [module.mixer for module in model.modules() if isinstance(module, Block)]
+    found: list[dict[str, Tensor]] = [{} for _ in mixers]
+    handles = []
+
+    def keep(layer: int, name: str) -> Any:
+        def hook(module: Any, inputs: Any, output: Any) -> None:
+            found[layer][name] = (output[0] if isinstance(output, tuple) else output).float()
+
+        return hook
+
+    def keep_prediction(layer: int, mixer: SpenMixer) -> Any:
+        def hook(module: Any, inputs: Any, output: Any) -> None:
+            x, x_hat = inputs[0].float(), output[0].float()
+            found[layer] |= {"x": x, "x_hat": x_hat, "added": F.linear(x_hat, mixer.W_e.weight.float())}
+
+        return hook
+
+    for layer, mixer in enumerate(mixers):
+        if isinstance(mixer, EmaAttentionMixer):
+            watched = {mixer.ema: keep(layer, "traces"), mixer.attention: keep(layer, "added")}
+        else:
+            watched = {mixer.W_h: keep(layer, "traces"), mixer.predictor: keep_prediction(layer, mixer)}
+        handles += [module.register_forward_hook(hook) for module, hook in watched.items()]
+    try:
+        yield found
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+EXPERIMENT = Experiment(
+    "gap_predictors",
+    "Predictors in SPEN's block, and the way from there to attention as a mixer",
+    grid=grid,
+    measure=measure,
+    needs="any",
+    data="builtin",
+    settings=SETTINGS,
+    derived=budget_of,
+    seeds=5,
+    seconds=60,
+)
