@@ -118,3 +118,13 @@ def test_what_was_recorded_is_held_out_again(tmp_path: Path) -> None:
     (tmp_path / TRAINING).write_text(json.dumps(record))
     assert held_out_split(tmp_path, source) == "validation"
     assert 0 < held_out(source)[1] < 0.2 * 1400
+
+
+def test_too_little_text_is_refused_with_how_much_is_needed(tmp_path: Path) -> None:
+    (tmp_path / "three.txt").write_text("abc")
+    source = open_source(str(tmp_path / "three.txt"))
+    with pytest.raises(ValueError, match=r"three\.txt: too little text: 3 bytes, and at least 170 are needed, .*10%"):
+        choose_held_out(source, least_bytes=17)
+    with pytest.raises(ValueError, match="at least 34 are needed, since 50% of them are held out"):
+        choose_held_out(source, share=0.5, least_bytes=17)
+    assert choose_held_out(Listed([170]), least_bytes=17).tails
