@@ -32,7 +32,7 @@ from ematrace.bench import Case, Comparison, ceiling_row, finish, matmul_rate, p
 from ematrace.grammar import Grammar, load_grammar  # noqa: E402
 from ematrace.results import Factors, Metric, Row  # noqa: E402
 from ematrace.spcn import SPCN, kernels  # noqa: E402
-from ematrace.spcn.reference import ReferenceHierarchy  # noqa: E402
+from ematrace.spcn.reference import reference_of  # noqa: E402
 
 NEEDS = "cpu"
 SENTENCES, QUICK_SENTENCES = 5000, 100
@@ -201,17 +201,10 @@ def main() -> None:
 
 def check_against_reference(sentences: list[tuple[str, ...]]) -> float:
     """The largest difference of W_fb to that of the dense specification; too large a one ends the benchmark."""
-    model = SPCN(directions="forward", dtype="float64", random_state=0).fit(sentences)
-    fast = np.array(model.alpha_fast)
-    reference = ReferenceHierarchy(
-        [np.array(W) for W in model.W_ff()],
-        [np.array(W) for W in model.W_lat()],
-        list(model.ks_),
-        model.rule_,
-        model.spa_window,
-        list(fast),
-        list(fast * model.slow_ratio),
-    )
+    words = dict.fromkeys(word for sentence in sentences for word in sentence)
+    model = SPCN(directions="forward", dtype="float64", vocabulary=words, random_state=0).fit([])
+    reference = reference_of(model)
+    model.partial_fit(sentences)
     for sentence in sentences:
         reference.start_sentence()
         for word in sentence:

@@ -56,28 +56,9 @@ def held_out() -> list[list[str]]:
 @pytest.fixture(scope="session")
 def reference_of() -> ReferenceOf:
     """The dense float64 hierarchy with a fitted model's present weights and settings."""
-    from ematrace.spcn.reference import ReferenceHierarchy
+    from ematrace.spcn.reference import reference_of
 
-    def build(model: SPCN, side: str = "forward") -> ReferenceHierarchy:
-        fast = list(model.alpha_fast[: len(model.widths)])
-        reference = ReferenceHierarchy(
-            W_ff=[W.astype(np.float64) for W in model.W_ff(side)],
-            W_lat=[W.astype(np.float64) for W in model.W_lat(side)],
-            ks=list(model.ks_),
-            rule=model.rule_,
-            window=model.spa_window,
-            alpha_fast=fast,
-            alpha_slow=[model.slow_ratio * rate for rate in fast],
-        )
-        for level, W in enumerate(model.W_fb(side)):
-            reference.W_fb[level] = W.astype(np.float64)
-        weights = model.weights_[side]
-        for level, d in enumerate(model.widths):
-            reference.pi[level] = weights.precision[level, :d].astype(np.float64)
-            reference.variance[level] = weights.variance[level, :d].astype(np.float64)
-        return reference
-
-    return build
+    return reference_of
 
 
 @pytest.fixture(scope="session")

@@ -203,6 +203,15 @@ def test_a_file_of_version_0_1_has_no_checksum(saved: tuple[SPCN, Path], sentenc
         SPCN.load(path)
 
 
+def test_a_file_from_before_the_setting_is_of_the_locked_network(tmp_path: Path, sentences: list[list[str]]) -> None:
+    """Its weights were drawn for unit length, whatever the default is by now."""
+    model = SPCN(widths=WIDTHS, network="locked").fit(sentences)
+    model.save(path := tmp_path / "model.spcn")
+    tampered(path, lambda config, tensors: config["params"].pop("network") and None)
+    assert SPCN.load(path).network == "locked"
+    assert np.array_equal(SPCN.load(path).encode(sentences), model.encode(sentences))
+
+
 def test_a_file_with_a_null_representation_is_named(saved: tuple[SPCN, Path]) -> None:
     _, path = saved
     tampered(path, lambda config, tensors: config["params"].update(representation=None))

@@ -311,7 +311,10 @@ def test_tied_scores_are_broken_alike_after_the_buffer_has_wrapped(reference_of:
 # Kernels against the reference
 
 SETTINGS: dict[str, dict[str, Any]] = {
-    "the paper's": {},
+    "described": {"network": "described"},
+    "locked": {"network": "locked"},
+    "described, synchronous, by magnitude": {"network": "described", "update": "synchronous", "topk_by": "magnitude"},
+    "described, fast precision": {"network": "described", "variance_rate": 0.2, "precision_power": 1},
     "no spa": {"spa": False},
     "synchronous": {"update": "synchronous"},
     "magnitude": {"topk_by": "magnitude"},

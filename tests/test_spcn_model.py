@@ -64,24 +64,31 @@ def test_dimensions_of_the_papers_tables(representation: str, directions: str, d
     assert len(model.get_feature_names_out()) == d
 
 
-def test_share_of_active_units(sentences: list[list[str]]) -> None:
-    """8% of the units at most, never negative, of unit length."""
-    model = SPCN(widths=(100, 50), representation="l0").fit(sentences)
+@pytest.mark.parametrize(("network", "length"), [("described", np.sqrt(8)), ("locked", 1.0)])
+def test_share_of_active_units(network: str, length: float, sentences: list[list[str]]) -> None:
+    """8% of the units at most, never negative; active units at mean square 1, or states at unit length."""
+    model = SPCN(widths=(100, 50), network=network, representation="l0").fit(sentences)
     assert model.ks_ == (8, 4)
     x = model.encode(sentences)
     for side in np.split(x, 2, axis=1):
         assert (np.count_nonzero(side, axis=1) == 8).all()
         assert (side >= 0).all()
-        np.testing.assert_allclose(np.linalg.norm(side, axis=1), 1, rtol=1e-5)
+        np.testing.assert_allclose(np.linalg.norm(side, axis=1), length, rtol=1e-5)
 
 
-def test_initial_weights_are_normal_with_variance_over_fan_in() -> None:
+@pytest.mark.parametrize(
+    ("network", "inputs"),
+    [("described", [1, 15, 15, 10]), ("locked", [200, 150, 150, 100])],
+    ids=["described", "locked"],
+)
+def test_initial_weights_are_normal_with_variance_over_inputs(network: str, inputs: list[int]) -> None:
+    """Over the active inputs (one word; a tenth of the units), or over all of them."""
     words = [f"v{i}" for i in range(200)]
-    model = SPCN(widths=(150, 100), vocabulary=words, init_gain=2.0, dtype="float64").fit([])
-    matrices = [*zip(model.W_ff(), (200, 150), strict=True), *zip(model.W_lat(), (150, 100), strict=True)]
-    for W, fan_in in matrices:
-        assert W.shape[1] == fan_in
-        z = W.ravel() * np.sqrt(fan_in) / 2.0
+    model = SPCN(widths=(150, 100), k=0.1, network=network, vocabulary=words, init_gain=2.0, dtype="float64").fit([])
+    matrices = [*model.W_ff(), *model.W_lat()]
+    assert [W.shape[1] for W in matrices] == [200, 150, 150, 100]
+    for W, n in zip(matrices, inputs, strict=True):
+        z = W.ravel() * np.sqrt(n) / 2.0
         assert abs(z.mean()) < 5 / np.sqrt(z.size)
         assert abs((z**2).mean() - 1) < 5 * np.sqrt(2 / z.size)
         assert abs((z**4).mean() - 3) < 5 * np.sqrt(96 / z.size)

@@ -61,6 +61,7 @@ class Rule(NamedTuple):
     pi_min: float
     pi_max: float
     reset: bool
+    per_active: bool  # the unit of states and errors, see `SPCN.network`
 
 
 class State(NamedTuple):
@@ -289,7 +290,10 @@ def drive_level(level, word, weights, state, rule):  # type: ignore[no-untyped-d
 
 @_inline
 def activate_level(level, k, weights, state, rule):  # type: ignore[no-untyped-def]
-    """x ← top-k(drive), then rectified and brought to unit length where the settings say so."""
+    """x ← top-k(drive), then rectified and brought to its length where the settings say so.
+
+    The length is 1, or for `per_active` the root of the number of active units, whose mean square is then 1.
+    """
     kind = state.drive.dtype.type
     d = weights.widths[level]
     for i in range(state.active[level]):
@@ -319,7 +323,8 @@ def activate_level(level, k, weights, state, rule):  # type: ignore[no-untyped-d
         for i in range(kept):
             state.val[level, i] /= peak
             power += state.val[level, i] * state.val[level, i]
-    factor = kind(1) / np.sqrt(power) if rule.normalise and power > 0 else kind(1)
+    length = np.sqrt(kind(kept)) if rule.per_active else kind(1)
+    factor = length / np.sqrt(power) if rule.normalise and power > 0 else kind(1)
     for i in range(kept):
         state.val[level, i] *= factor
         state.dense[level, state.idx[level, i]] = state.val[level, i]
@@ -345,7 +350,11 @@ def settle(word, ks, weights, state, rule):  # type: ignore[no-untyped-def]
 
 @_inline
 def learn(weights, state, rule):  # type: ignore[no-untyped-def]
-    """PGHU (Eq. 3): ΔW_fb[j,k] = η π_j e_j x_k − λ_d W_fb[j,k], with e = π ⊙ (x − x̂) and π = 1 / var(x − x̂)."""
+    """PGHU (Eq. 3): ΔW_fb[j,k] = η π_j e_j x_k − λ_d W_fb[j,k], with e = π ⊙ (x − x̂) and π = 1 / var(x − x̂).
+
+    The variance is uncentred. For `per_active` it is relative to the mean square of the level's state, k / d: a level
+    that predicts nothing has variance 1 on average. π is that of the tokens before; this token changes it afterwards.
+    """
     kind = state.drive.dtype.type
     rate, low, high = kind(rule.variance_rate), kind(rule.pi_min), kind(rule.pi_max)
     for level in range(weights.widths.size - 1):
@@ -353,11 +362,12 @@ def learn(weights, state, rule):  # type: ignore[no-untyped-def]
         d, above = weights.widths[level], level + 1
         weights.fb_scale[level] *= kind(1) - kind(rule.decay)
         step = kind(rule.eta) / weights.fb_scale[level]
+        relative = kind(d) / kind(max(state.active[level], 1)) if rule.per_active else kind(1)
         for j in range(d):
             pi = weights.precision[level, j]
             error = state.dense[level, j] - state.prediction[level, j]
             state.scratch[level, j] = step * (pi * pi if rule.precision_power == 2 else pi) * error
-            variance = weights.variance[level, j] + rate * (error * error - weights.variance[level, j])
+            variance = weights.variance[level, j] + rate * (relative * error * error - weights.variance[level, j])
             weights.variance[level, j] = variance
             pi = kind(1) / variance
             pi = low if pi < low else pi

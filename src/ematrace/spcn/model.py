@@ -19,9 +19,9 @@ from ematrace.spcn import kernels
 from ematrace.spcn.feedforward import learn_feedforward
 from ematrace.spcn.output import as_tables, set_output
 from ematrace.spcn.representation import DIRECTIONS, KINDS, Block, parse_representation
-from ematrace.spcn.settings import PAPER_RATES, check_settings
+from ematrace.spcn.settings import DEFAULT_NETWORK, PAPER_RATES, check_settings
 from ematrace.spcn.storage import load_model, save_model
-from ematrace.spcn.weights import draw_weights, pad_weights
+from ematrace.spcn.weights import draw_weights, pad_weights, per_active_input
 
 Floats = npt.NDArray[np.floating]
 Sentences = Sequence[Any]
@@ -37,6 +37,12 @@ class SPCN(BaseEstimator, TransformerMixin, auto_wrap_output_keys=None):  # type
     Parameters
     ----------
     widths : units per level, L0 first.
+    network : the unit in which the terms of Eq. 1 and the error are measured; the coefficients are the paper's in both.
+        "described": the active units of a state have mean square 1, weights have variance 1 / active inputs (for a
+        one-hot word: 1), and the error's variance is relative to the mean square of the state. The current input then
+        dominates each state, and precision stays within its bounds. "locked": states have unit length, weights have
+        variance 1 / fan_in, and the variance is absolute. SPA and feedback then outweigh the input, so that levels
+        above L0 hardly change within a sentence, and precision sits at pi_max (docs/objections.md).
     k : share of units that top-k keeps, in every level.
     alpha, beta, gamma : weights of feed-forward, feedback and lateral drive (Eq. 1).
     settle_steps : T_settle.
@@ -55,10 +61,10 @@ class SPCN(BaseEstimator, TransformerMixin, auto_wrap_output_keys=None):  # type
     precision_power : 2 reads Eq. 3 literally (e already carries π), 1 lets π enter once.
     variance_rate : rate at which the error variance behind π is tracked.
     topk_by : "value" or "magnitude".
-    rectify, normalise : ReLU and unit length after top-k. Without unit length the states can grow without bound.
+    rectify, normalise : ReLU and a fixed length after top-k. Without it the states can grow without bound.
     update : "in_place": a level sees the new states of the levels below; or "synchronous".
     reset : "sentence" clears states, traces and buffer before each sentence; or "never".
-    init_gain : W ~ N(0, init_gain² / fan_in).
+    init_gain : standard deviation of the initial weights, as a multiple of the network's.
     epochs : passes of `fit` over the sentences.
     dtype : "float32", or "float64" for tests.
     n_jobs : threads, counted as scikit-learn does: None for 1, -1 for all cores. Results do not depend on it.
@@ -73,6 +79,7 @@ class SPCN(BaseEstimator, TransformerMixin, auto_wrap_output_keys=None):  # type
 
     widths: Sequence[int] = (512, 256, 128, 64)
     _: KW_ONLY
+    network: str = DEFAULT_NETWORK
     k: float = 0.08
     alpha: float = 1.0
     beta: float = 0.5
@@ -202,6 +209,7 @@ class SPCN(BaseEstimator, TransformerMixin, auto_wrap_output_keys=None):  # type
             spa_gain=float(self.spa_gain), eta=float(self.eta), decay=float(self.decay),
             precision_power=int(self.precision_power), variance_rate=float(self.variance_rate),
             pi_min=float(self.pi_min), pi_max=float(self.pi_max), reset=self.reset == "sentence",
+            per_active=self.network == "described",
         )  # fmt: skip
 
     def blocks(self, representation: str | None = None) -> tuple[Block, ...]:
@@ -333,7 +341,10 @@ class SPCN(BaseEstimator, TransformerMixin, auto_wrap_output_keys=None):  # type
     def initial_weights(self, side: str, learned_ff: Sequence[Floats] | None = None) -> kernels.Weights:
         """Weights of one hierarchy before PGHU: random but for W_ff that a rule has learned."""
         drawn_ff, drawn_lat = self._draw(side)
-        return pad_weights(learned_ff or drawn_ff, drawn_lat, self.dtype)
+        W_ff: Sequence[Floats] = learned_ff or drawn_ff
+        if self.network == "described":
+            W_ff, drawn_lat = per_active_input(W_ff, (1, *self.ks_[:-1])), per_active_input(drawn_lat, self.ks_)
+        return pad_weights(W_ff, drawn_lat, self.dtype)
 
     def _draw(self, side: str) -> tuple[list[Floats], list[Floats]]:
         """W_ff and W_lat of one hierarchy."""

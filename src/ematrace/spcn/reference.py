@@ -7,11 +7,15 @@ Matrices are [post, pre], as in the paper.
 from __future__ import annotations
 
 from collections import deque
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from ematrace.spcn.kernels import Rule
+
+if TYPE_CHECKING:
+    from ematrace.spcn.model import SPCN
 
 Vector = npt.NDArray[np.float64]
 
@@ -25,7 +29,7 @@ def top_k(x: Vector, k: int) -> Vector:
 
 
 class ReferenceHierarchy:
-    """One direction of SPCN. `step(word)` settles, learns if asked, and integrates the traces."""
+    """One direction of SPCN. `step(word)` settles, then commits: learns if asked, and integrates the traces."""
 
     def __init__(
         self,
@@ -69,15 +73,18 @@ class ReferenceHierarchy:
         share = np.exp(scores[best] - scores[best].max())
         return np.asarray(self.rule.spa_gain * (share / share.sum()) @ past[best])
 
-    def drive(self, level: int, word: Vector, x: list[Vector]) -> Vector:
-        """The argument of top-k in Eq. 1."""
+    def drive_terms(self, level: int, word: Vector, x: list[Vector]) -> dict[str, Vector]:
+        """The terms of Eq. 1; their sum is the argument of top-k."""
         below = word if level == 0 else x[level - 1]
-        return (
-            self.rule.alpha * self.W_ff[level] @ below
-            + self.rule.beta * self.predict(level, x)
-            + self.rule.gamma * self.W_lat[level] @ x[level]
-            + self.spa(level, x)
-        )
+        return {
+            "feedforward": self.rule.alpha * self.W_ff[level] @ below,
+            "feedback": self.rule.beta * self.predict(level, x),
+            "lateral": self.rule.gamma * self.W_lat[level] @ x[level],
+            "spa": self.spa(level, x),
+        }
+
+    def drive(self, level: int, word: Vector, x: list[Vector]) -> Vector:
+        return np.sum(list(self.drive_terms(level, word, x).values()), axis=0)  # type: ignore[no-any-return]
 
     def activate(self, level: int, drive: Vector) -> Vector:
         if self.rule.by_magnitude:
@@ -87,7 +94,8 @@ class ReferenceHierarchy:
         if self.rule.rectify:
             x = np.maximum(x, 0.0)
         length = np.linalg.norm(x)
-        return x / length if self.rule.normalise and length > 0 else x
+        wanted = np.sqrt(np.count_nonzero(x)) if self.rule.per_active else 1.0
+        return wanted * x / length if self.rule.normalise and length > 0 else x
 
     def settle(self, word: Vector) -> None:
         for _ in range(self.rule.settle_steps):
@@ -101,14 +109,24 @@ class ReferenceHierarchy:
             gate = self.pi[level] ** self.rule.precision_power
             hebb = np.outer(gate * error, self.x[level + 1])
             self.W_fb[level] += self.rule.eta * hebb - self.rule.decay * self.W_fb[level]  # Eq. 3
-            self.variance[level] += self.rule.variance_rate * (error**2 - self.variance[level])
+            active = max(np.count_nonzero(self.x[level]), 1)
+            usual = active / self.widths[level] if self.rule.per_active else 1.0  # the unit of the variance
+            self.variance[level] += self.rule.variance_rate * (error**2 / usual - self.variance[level])
             self.pi[level] = np.clip(1 / self.variance[level], self.rule.pi_min, self.rule.pi_max)
 
-    def step(self, word: int, learning: bool) -> None:
-        one_hot = np.zeros(self.W_ff[0].shape[1])
+    def one_hot(self, word: int) -> Vector:
+        """Zeros for -1, a word without feed-forward drive."""
+        out = np.zeros(self.W_ff[0].shape[1])
         if word >= 0:
-            one_hot[word] = 1.0
-        self.settle(one_hot)
+            out[word] = 1.0
+        return out
+
+    def step(self, word: int, learning: bool) -> None:
+        self.settle(self.one_hot(word))
+        self.commit(learning)
+
+    def commit(self, learning: bool) -> None:
+        """What follows settling: PGHU, the buffer of SPA, the traces."""
         if learning:
             self.learn()
         for level, x in enumerate(self.x):
@@ -116,3 +134,24 @@ class ReferenceHierarchy:
             a_f, a_s = self.alpha_fast[level], self.alpha_slow[level]
             self.fast[level] = (1 - a_f) * self.fast[level] + a_f * x  # Eq. 4
             self.slow[level] = (1 - a_s) * self.slow[level] + a_s * x  # Eq. 5
+
+
+def reference_of(model: SPCN, side: str = "forward") -> ReferenceHierarchy:
+    """The dense float64 hierarchy with a fitted model's present weights and settings."""
+    fast = list(model.alpha_fast[: len(model.widths)])
+    reference = ReferenceHierarchy(
+        W_ff=[W.astype(np.float64) for W in model.W_ff(side)],
+        W_lat=[W.astype(np.float64) for W in model.W_lat(side)],
+        ks=list(model.ks_),
+        rule=model.rule_,
+        window=model.spa_window,
+        alpha_fast=fast,
+        alpha_slow=[model.slow_ratio * rate for rate in fast],
+    )
+    for level, W in enumerate(model.W_fb(side)):
+        reference.W_fb[level] = W.astype(np.float64)
+    weights = model.weights_[side]
+    for level, d in enumerate(model.widths):
+        reference.pi[level] = weights.precision[level, :d].astype(np.float64)
+        reference.variance[level] = weights.variance[level, :d].astype(np.float64)
+    return reference

@@ -15,7 +15,12 @@ if TYPE_CHECKING:
 
 PAPER_RATES = (0.5, 0.2, 0.1, 0.05)
 """Rates of the fast traces, L0 first."""
+NETWORKS = ("described", "locked")
+DEFAULT_NETWORK = "locked"
+FIRST_NETWORK = "locked"
+"""Of models and results that were stored before the setting existed."""
 _CHOICES = {
+    "network": NETWORKS,
     "directions": ("both", *DIRECTIONS),
     "unknown_words": ("error", "zero"),
     "topk_by": ("value", "magnitude"),

@@ -20,7 +20,7 @@ from sklearn.exceptions import NotFittedError
 
 from ematrace.files import parse_json, write_atomically
 from ematrace.spcn.kernels import Weights
-from ematrace.spcn.settings import check_settings
+from ematrace.spcn.settings import FIRST_NETWORK, check_settings
 from ematrace.spcn.weights import padded_shapes
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ def _from_config(cls: type[Model], text: str) -> Model:
     config = parse_json(text, "config")
     if config["format"] != FORMAT or config["version"] not in (VERSION, WITHOUT_CHECKSUM):
         raise ValueError(f"its format is {config['format']!r}, version {config['version']!r}")
-    model = cls(**config["params"])
+    model = cls(**{"network": FIRST_NETWORK, **config["params"]})
     check_settings(model)
     words = model.vocabulary
     if not isinstance(words, list) or not all(isinstance(word, str) for word in words):

@@ -24,6 +24,11 @@ def draw_weights(
     return W_ff, [gaussian(d, d) for d in widths]
 
 
+def per_active_input(matrices: Sequence[Floats], active: Sequence[int]) -> list[Floats]:
+    """Weights [pre, post] of variance 1 / fan_in at variance 1 / active, where so many inputs are active at a time."""
+    return [W * W.dtype.type(np.sqrt(len(W) / n)) for W, n in zip(matrices, active, strict=True)]
+
+
 def padded_shapes(n_words: int, widths: Sequence[int]) -> dict[str, tuple[int, ...]]:
     """Shapes of the kernels' arrays: all levels in one, as wide as the widest."""
     levels, widest = len(widths), max(widths)
