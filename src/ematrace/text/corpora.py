@@ -105,6 +105,14 @@ def open_source(spec: str | Source) -> Source:
     """`builtin`, a path, folder or glob, or `hf:NAME[/CONFIG][@SPLIT]`.
 
     `hf:json:GLOB`, `hf:parquet:GLOB` (also csv, text, arrow) stream local files with `datasets`.
+
+    >>> from pathlib import Path
+    >>> from tempfile import TemporaryDirectory
+    >>> with TemporaryDirectory() as folder:
+    ...     for name in ("one.txt", "two.md"):
+    ...         size = Path(folder, name).write_text("Once upon a time.")
+    ...     [document.id for document in open_source(f"{folder}/*")]
+    ['one.txt', 'two.md']
     """
     if isinstance(spec, Source):
         return spec

@@ -30,6 +30,16 @@ def in_split(id: str, split: str, validation_share: float) -> bool:
 
 @dataclass(frozen=True)
 class Document:
+    """A text of a corpus.
+
+    >>> from pathlib import Path
+    >>> from tempfile import TemporaryDirectory
+    >>> with TemporaryDirectory() as folder:
+    ...     size = Path(folder, "tale.txt").write_text("Once upon a time.")
+    ...     print(*open_source(folder))
+    Document(text='Once upon a time.', id='tale.txt', domain='tale')
+    """
+
     text: str
     id: str  # stable: the split into training and validation is a hash of it
     domain: str  # perplexity is also reported by domain
@@ -50,7 +60,17 @@ class DocumentCursor(ABC):
 
 
 class Source(ABC):
-    """Documents in a fixed order; can be iterated any number of times."""
+    """Documents in a fixed order; can be iterated any number of times.
+
+    >>> class Numbers(Source):
+    ...     spec, validation_share = "numbers", 0.2
+    ...     def __iter__(self):
+    ...         return (Document(f"{n} and {n + 1}", id=str(n), domain="counting") for n in range(10))
+    ...     def identity(self):
+    ...         return {"spec": self.spec, "n": 10}
+    >>> [document.text for document in Numbers().part("validation")]
+    ['8 and 9', '9 and 10']
+    """
 
     spec: str
     validation_share: float = 0.01

@@ -37,6 +37,16 @@ class PackedTokens:
     """A corpus as one array of tokens; every document ends with end-of-text.
 
     Window i of length L holds tokens i·L … i·L + L: L inputs, and one more so that every input has a target.
+
+    >>> from pathlib import Path
+    >>> from tempfile import TemporaryDirectory
+    >>> with TemporaryDirectory() as folder:
+    ...     size = Path(folder, "tale.txt").write_text("the cat sees the dog " * 10)
+    ...     tokenizer = train_bpe(open_source(f"{folder}/tale.txt"), vocab_size=280)
+    ...     made = pack(f"{folder}/tale.txt", tokenizer, f"{folder}/packed")
+    ...     packed = PackedTokens.open(f"{folder}/packed", tokenizer)
+    ...     packed.n_tokens, tokenizer.decode(packed.tokens(0, 4))
+    (52, 'the cat sees the')
     """
 
     def __init__(self, folder: Path, index: dict[str, Any]) -> None:

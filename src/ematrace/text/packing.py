@@ -43,6 +43,15 @@ def pack(
 
     An older pack in `folder` stays as it is until the new one is complete: the token files lie in a folder of their
     own, and replacing `index.json`, which names that folder, is the last step.
+
+    >>> from pathlib import Path
+    >>> from tempfile import TemporaryDirectory
+    >>> with TemporaryDirectory() as folder:
+    ...     size = Path(folder, "tale.txt").write_text("the cat sees the dog " * 10)
+    ...     tokenizer = train_bpe(open_source(f"{folder}/tale.txt"), vocab_size=280)
+    ...     packed = pack(f"{folder}/tale.txt", tokenizer, f"{folder}/packed")
+    ...     packed.n_documents, packed.n_windows(length=16), len(packed.window(0, length=16))
+    (1, 3, 17)
     """
     from filelock import FileLock
 

@@ -26,6 +26,17 @@ class StreamedTokens:
 
     A position is that of the next window's first token: the source's position before that token's document, and how
     many tokens of the document precede it. `state_dict` is plain JSON.
+
+    >>> from pathlib import Path
+    >>> from tempfile import TemporaryDirectory
+    >>> with TemporaryDirectory() as folder:
+    ...     size = Path(folder, "tale.txt").write_text("the cat sees the dog " * 10)
+    ...     tokenizer = train_bpe(open_source(folder), vocab_size=280)
+    ...     for window in StreamedTokens(folder, tokenizer, length=16):  # 16 inputs, and a target for the last
+    ...         print(len(window), tokenizer.decode(window[:3]), "...", tokenizer.decode(window[-3:]))
+    17 the cat sees ...  dog the cat
+    17  cat sees the ...  the cat sees
+    17  sees the dog ...  cat sees the
     """
 
     def __init__(

@@ -42,6 +42,13 @@ def load_tokenizer(name_or_path: str | Path) -> PreTrainedTokenizerFast:
     """`gpt2`, a folder (of a saved model, or with GPT-2's files), a tokenizer file, or a name on the hub.
 
     GPT-2's is searched in $EMATRACE_GPT2, installed packages, tiktoken's cache and the hub, in this order.
+
+    >>> from tempfile import TemporaryDirectory
+    >>> tokenizer = train_bpe(["the cat sees the dog"], vocab_size=280)
+    >>> with TemporaryDirectory() as folder:
+    ...     files = tokenizer.save_pretrained(folder)
+    ...     load_tokenizer(folder).tokenize("the dog") == tokenizer.tokenize("the dog")
+    True
     """
     path = Path(name_or_path).expanduser()
     if str(name_or_path) == "gpt2":
@@ -59,7 +66,14 @@ def load_tokenizer(name_or_path: str | Path) -> PreTrainedTokenizerFast:
 
 
 def train_bpe(documents: Iterable[Document | str], vocab_size: int = 4096) -> PreTrainedTokenizerFast:
-    """Byte-level BPE; the same text gives the same vocabulary. Little text can give fewer than `vocab_size` entries."""
+    """Byte-level BPE; the same text gives the same vocabulary. Little text can give fewer than `vocab_size` entries.
+
+    >>> tokenizer = train_bpe(["the cat sees the dog", "the dog sees the cat"], vocab_size=300)
+    >>> tokenizer.tokenize("the dog")
+    ['the', 'Ġdog']
+    >>> tokenizer.decode(tokenizer("the cat").input_ids)
+    'the cat'
+    """
     from tokenizers import Tokenizer
     from tokenizers.models import BPE
     from tokenizers.pre_tokenizers import ByteLevel
@@ -96,7 +110,13 @@ def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerFast) -> str:
 
 
 class DocumentEncoder:
-    """Texts to token ids with end-of-text after each, on all cores. Text that spells a special token stays text."""
+    """Texts to token ids with end-of-text after each, on all cores. Text that spells a special token stays text.
+
+    >>> encoder = DocumentEncoder(train_bpe(["the cat sees the dog"], vocab_size=280))
+    >>> first, second = encoder.encode(["the cat", "the dog"])
+    >>> len(first), int(first[-1]) == encoder.eos_id, (first[:2] == second[:2]).tolist()
+    (3, True, [True, False])
+    """
 
     _PIECE = 2**18  # characters; long documents are encoded in pieces, in parallel
 
