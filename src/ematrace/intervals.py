@@ -49,7 +49,12 @@ def newcombe_difference_interval(k1: int, n1: int, k2: int, n2: int, confidence:
 
 
 def seed_interval(values: Values, confidence: float = 0.95) -> Interval:
-    """Student-t interval of the mean, mean ± t_{n-1} s / sqrt(n); a single value gives (nan, nan)."""
+    """Student-t interval of the mean, mean ± t_{n-1} s / sqrt(n); a single value gives (nan, nan).
+
+    >>> low, high = seed_interval([0.71, 0.74, 0.69])
+    >>> round(low, 3), round(high, 3)
+    (0.651, 0.776)
+    """
     from scipy import stats
 
     x = _check_values(values)
@@ -105,6 +110,56 @@ def welch_difference_interval(a: Values, b: Values, confidence: float = 0.95) ->
         warnings.filterwarnings("ignore", "Precision loss", RuntimeWarning)
         low, high = ttest_ind(x, y, equal_var=False).confidence_interval(confidence)
     return float(low), float(high)
+
+
+def fieller_interval(numerator: Values, denominator: Values, confidence: float = 0.95) -> Interval:
+    """Fieller's interval of mean(numerator) / mean(denominator), where both have a value per seed.
+
+    The ratios r for which the mean of a - r b does not differ from 0 by Student's test. (nan, nan) for a single seed,
+    and where the denominator itself is not told from 0: the set is then no bounded interval.
+
+    >>> tuple(round(end, 4) for end in fieller_interval([1.0, 1.1, 0.9], [2.0, 2.1, 2.0]))
+    (0.3926, 0.5809)
+    """
+    from scipy.stats import t
+
+    a, b = _check_values(numerator), _check_values(denominator)
+    _check_confidence(confidence)
+    if a.size != b.size:
+        raise ValueError(f"paired values must have equal length, got {a.size} and {b.size}")
+    if a.size == 1:
+        return math.nan, math.nan
+    square = float(t.ppf((1 + confidence) / 2, a.size - 1)) ** 2 / a.size
+    (aa, ab), (_, bb) = np.outer((a.mean(), b.mean()), (a.mean(), b.mean())) - square * np.cov(a, b)
+    if bb <= 0:
+        return math.nan, math.nan
+    half = math.sqrt(max(0.0, ab**2 - aa * bb))
+    return float((ab - half) / bb), float((ab + half) / bb)
+
+
+def mean_p_value(values: Values) -> float:
+    """Two-sided p-value of Student's test that the mean is 0; without spread, 1 for a mean of 0 and else 0."""
+    from scipy.stats import ttest_1samp
+
+    x = _check_values(values)
+    if x.size == 1:
+        return math.nan
+    if np.ptp(x) == 0:
+        return 1.0 if x[0] == 0 else 0.0
+    return float(ttest_1samp(x, 0.0).pvalue)
+
+
+def holm_adjusted(p_values: Values) -> list[float]:
+    """Holm's step-down p-values: below 0.05 where a difference is told from 0 with all the others tested too.
+
+    >>> holm_adjusted([0.01, 0.04, 0.03])
+    [0.03, 0.06, 0.06]
+    """
+    p = _check_values(p_values)
+    order = np.argsort(p)
+    adjusted = np.empty_like(p)
+    adjusted[order] = np.minimum(1.0, np.maximum.accumulate(p[order] * np.arange(p.size, 0, -1)))
+    return [float(value) for value in adjusted]
 
 
 def _check_confidence(confidence: float) -> None:

@@ -1,0 +1,268 @@
+"""What the gap between SPEN and a transformer is made of, in nats, from the cells of `gap`.
+
+Every difference is taken on the same seeds, seed by seed: positive means that the change lowers the loss.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Literal
+
+import numpy as np
+
+from ematrace.analysis.gap_design import (
+    ATTENTION,
+    ATTENTION_AT_FIXED_WIDTH,
+    BETWEEN,
+    CHAIN,
+    CHANGES,
+    EMA,
+    EMA_AT_FIXED_WIDTH,
+    PLAYERS,
+    ArmFactors,
+    corner,
+)
+from ematrace.analysis.gap_scores import GapScores, Values
+from ematrace.analysis.shapley import occasions, shapley_value
+from ematrace.intervals import fieller_interval, holm_adjusted, mean_p_value
+from ematrace.results import Interval, Sample
+
+SMALLEST_GAP = 0.1  # nats: shares of less are not given
+SPREAD = 0.05  # nats between seeds, or between two versions of a model, that would make us doubt
+ALL_TRACES, NOT_TRACES = 0.75, 0.5  # of the whole distance, for and against "the whole gap is the traces"
+ADDS_UP = 1e-6  # nats; parts of the same cells differ by rounding only
+DISTANCES = ("1-16", "17-64", "65-256", "257+")
+Outcome = Literal["for", "against", "mixed"]
+
+
+@dataclass(frozen=True)
+class Step:
+    """One change, and the nats by which it lowers the loss: on tokens that repeat a pair seen before, and on others."""
+
+    name: str
+    nats: Sample
+    recall: Sample
+    other: Sample
+    p_value: float | None
+    """Student's, corrected by Holm over the steps of the chain; None with fewer than two seeds."""
+
+
+@dataclass(frozen=True)
+class Chain:
+    text: str
+    start: Sample
+    end: Sample
+    steps: tuple[Step, ...]
+    whole: Step
+    """From one end to the other, measured as one step."""
+    seeds: tuple[int, ...]
+    missing: tuple[ArmFactors, ...]
+    """Arms without cells; the steps on both sides of one are shown as one step."""
+
+    @property
+    def remainder(self) -> float:
+        """Nats by which the sum of the steps misses the whole distance."""
+        return math.fsum(step.nats.mean for step in self.steps) - self.whole.nats.mean
+
+    @property
+    def closes(self) -> bool:
+        low, high = self.whole.nats.interval or (self.whole.nats.mean,) * 2
+        return low - ADDS_UP <= self.whole.nats.mean + self.remainder <= high + ADDS_UP
+
+
+def build_chain(scores: GapScores, text: str) -> Chain | None:
+    """None where an end of the chain is missing: then there is no distance."""
+    present = [arm for arm in CHAIN if arm in scores.arms]
+    if CHAIN[0] not in present or CHAIN[-1] not in present:
+        return None
+    seeds = scores.common_seeds(present)
+    if not seeds:
+        return None
+    steps = [_step(scores, text, one, other, seeds) for one, other in pairwise(present)]
+    if len(seeds) > 1:
+        adjusted = holm_adjusted([mean_p_value(step.nats.values) for step in steps])
+        steps = [replace(step, p_value=p) for step, p in zip(steps, adjusted, strict=True)]
+    start, end = (Sample(tuple(scores.nats(arm, text, "all", seeds))) for arm in (CHAIN[0], CHAIN[-1]))
+    missing = tuple(arm for arm in CHAIN if arm not in present)
+    whole = replace(_step(scores, text, CHAIN[0], CHAIN[-1], seeds), name="the whole distance")
+    return Chain(text, start, end, tuple(steps), whole, seeds, missing)
+
+
+def _step(scores: GapScores, text: str, before: ArmFactors, after: ArmFactors, seeds: Sequence[int]) -> Step:
+    nats = scores.nats(before, text, "all", seeds) - scores.nats(after, text, "all", seeds)
+    recall, other = (
+        scores.part_nats(before, text, part, seeds) - scores.part_nats(after, text, part, seeds)
+        for part in ("recall", "other")
+    )
+    if not np.allclose(recall + other, nats, rtol=0, atol=ADDS_UP):
+        path = scores.arms[after][seeds[0]].path
+        raise ValueError(f"{path}: recall and other tokens of {text!r} do not add up to all")
+    first, last = CHAIN.index(before), CHAIN.index(after)
+    name = " and ".join(change.name for change in CHANGES[first:last])
+    return Step(name, Sample(tuple(nats)), Sample(tuple(recall)), Sample(tuple(other)), None)
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """A part of a distance, and the share that it is of it, with Fieller's interval.
+
+    The share is None where the distance is not above SMALLEST_GAP with its whole interval.
+    """
+
+    part: Sample
+    share: float | None
+    interval: Interval | None
+
+
+def ratio(part: Values, whole: Values) -> Ratio:
+    distance = Sample(tuple(whole))
+    low = distance.interval[0] if distance.interval is not None else math.nan
+    if not low > SMALLEST_GAP:  # also without an interval
+        return Ratio(Sample(tuple(part)), None, None)
+    return Ratio(Sample(tuple(part)), float(part.mean() / whole.mean()), fieller_interval(part, whole))
+
+
+@dataclass(frozen=True)
+class Shares:
+    """Shapley values in the factorial, from EMA with the straight-through top-k behind the residual to its opposite."""
+
+    text: str
+    whole: Sample
+    players: Mapping[str, Ratio]
+    split: Mapping[str, Ratio]
+    """Of ffn's value: to the true gradient, and from there to all units."""
+    seeds: tuple[int, ...]
+
+
+def factorial_arms() -> list[ArmFactors]:
+    """All arms that the shares are computed from."""
+    found = [corner(before | {p}) for p in PLAYERS for before, _ in occasions(p, list(PLAYERS))]
+    found += [corner(before) for p in PLAYERS for before, _ in occasions(p, list(PLAYERS))]
+    found += [corner(before, ffn=BETWEEN) for before, _ in occasions("ffn", list(PLAYERS))]
+    return list(dict.fromkeys(found))
+
+
+def build_shares(scores: GapScores, text: str) -> Shares | None:
+    """None where an arm of the factorial is missing."""
+    arms = factorial_arms()
+    if any(arm not in scores.arms for arm in arms) or not (seeds := scores.common_seeds(arms)):
+        return None
+    players = list(PLAYERS)
+
+    def nats(arm: ArmFactors) -> Values:
+        return scores.nats(arm, text, "all", seeds)
+
+    def worth(moved: frozenset[str]) -> Values:
+        return -nats(corner(moved))
+
+    whole = worth(frozenset(players)) - worth(frozenset())
+    values = {player: shapley_value(player, players, worth) for player in players}
+    # In each order ffn moves at one corner: its step there is cut at the masked gradient.
+    cuts = [(share, before, nats(corner(before, ffn=BETWEEN))) for before, share in occasions("ffn", players)]
+    split = {
+        "gradient": sum(share * (nats(corner(before)) - middle) for share, before, middle in cuts),
+        "selection": sum(share * (middle - nats(corner(before | {"ffn"}))) for share, before, middle in cuts),
+    }
+    return Shares(
+        text,
+        Sample(tuple(whole)),
+        {player: ratio(value, whole) for player, value in values.items()},
+        {name: ratio(np.asarray(value), whole) for name, value in split.items()},
+        seeds,
+    )
+
+
+def judge_traces(shares: Sequence[Shares]) -> Outcome | None:
+    """Is the whole gap the traces? By context's share on every text given; None where one has no share."""
+    intervals = [found.players["context"].interval for found in shares]
+    known = [ends for ends in intervals if ends is not None]
+    if not shares or len(known) < len(intervals):
+        return None
+    if all(low > ALL_TRACES for low, _ in known):
+        return "for"
+    return "against" if all(high < NOT_TRACES for _, high in known) else "mixed"
+
+
+@dataclass(frozen=True)
+class RecallShare:
+    """Of the gap between EMA and attention, both with a dense feed-forward layer and a direct residual."""
+
+    text: str
+    definition: str
+    gap: Sample
+    recall: Ratio
+    tokens: float
+    """The share of tokens that are recall tokens by this definition."""
+    nats: Mapping[str, Mapping[str, Sample]]
+    """Of each arm: on recall tokens and on the rest."""
+    seeds: tuple[int, ...]
+
+
+# Slices of recall tokens and of the rest, by definition.
+DEFINITIONS = {
+    "pair": ("recall", "other"),
+    "rare": ("rare_recall", "rare_rest"),
+    "rare_here": ("rare_here_recall", "rare_here_rest"),
+}
+
+
+def build_recall(scores: GapScores, text: str, definition: str) -> RecallShare | None:
+    arms = {"EMA": EMA, "attention": ATTENTION}
+    if any(arm not in scores.arms for arm in arms.values()) or not (seeds := scores.common_seeds(arms.values())):
+        return None
+    part, rest = DEFINITIONS[definition]
+    gap, recalled = (
+        scores.part_nats(EMA, text, name, seeds) - scores.part_nats(ATTENTION, text, name, seeds)
+        for name in ("all", part)
+    )
+    nats = {
+        name: {
+            key: Sample(tuple(scores.nats(arm, text, key, seeds)))
+            for key in ("all", part, rest)
+            if scores.share(arm, text, key, seeds[0])
+        }
+        for name, arm in arms.items()
+    }
+    share = scores.share(EMA, text, part, seeds[0])
+    return RecallShare(text, definition, Sample(tuple(gap)), ratio(recalled, gap), share, nats, seeds)
+
+
+def doubts(scores: GapScores, shares: Sequence[Shares]) -> list[str]:
+    """What the plan says would make us doubt our own result, where it is so."""
+    found = []
+    text = scores.texts[0]
+    for arm, runs in scores.arms.items():
+        nats = scores.nats(arm, text, "all", sorted(runs))
+        if np.ptp(nats) > SPREAD:
+            found.append(f"The seeds of {arm.text} differ by {np.ptp(nats):.2f} nats.")
+    learned, gpt2 = CHAIN[-2:]
+    if learned in scores.arms and gpt2 in scores.arms:
+        seeds = scores.common_seeds((learned, gpt2))
+        apart = (scores.nats(learned, text, "all", seeds) - scores.nats(gpt2, text, "all", seeds)).mean()
+        if abs(apart) > SPREAD:
+            found.append(f"GPT-2's block and the skeleton with its parts are {abs(apart):.2f} nats apart.")
+    found += [
+        f"The value of {player} changes sign between {one.text} and {other.text}."
+        for one, other in pairwise(shares)
+        for player in PLAYERS
+        if one.players[player].part.mean * other.players[player].part.mean < 0
+    ]
+    return found + _width_doubts(scores, text)
+
+
+def _width_doubts(scores: GapScores, text: str) -> list[str]:
+    """Attention against traces with the feed-forward layer at SPEN's width, and with all parameters matched."""
+    pairs = ((EMA, ArmFactors("attention")), (EMA_AT_FIXED_WIDTH, ATTENTION_AT_FIXED_WIDTH))
+    if any(arm not in scores.arms for pair in pairs for arm in pair):
+        return []
+    gains = [
+        (scores.nats(one, text, "all", seeds) - scores.nats(other, text, "all", seeds)).mean()
+        for one, other in pairs
+        for seeds in (scores.common_seeds((one, other)),)
+    ]
+    if gains[0] * gains[1] >= 0:
+        return []
+    return ["Attention against traces changes sign where d_ff is not matched: the step is not ascribed to context."]

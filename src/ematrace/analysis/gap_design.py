@@ -1,0 +1,103 @@
+"""The arms of the gap and how they are joined, as data (docs/analysis-plan.md)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from itertools import accumulate
+
+from ematrace.results.schema import Factor
+
+
+@dataclass(frozen=True)
+class ArmFactors:
+    """A point of the design: the factors of its cells, beside size and learning rate."""
+
+    context: str = "ema"
+    positions: str = "none"
+    ffn: str = "dense"
+    residual: str = "direct"
+    norm: str = "pre"
+    block: str = "skeleton"
+    load_balance: float = 0.0
+    width: str = "matched"
+    """Of the feed-forward layer: `matched` in parameters to SPEN, or `fixed` at SPEN's own."""
+
+    @classmethod
+    def of(cls, factors: Mapping[str, Factor]) -> ArmFactors | None:
+        """The arm that a cell is of; None for a cell without these factors."""
+        names = [field.name for field in fields(cls)]
+        return cls(**{name: factors[name] for name in names}) if set(names) <= set(factors) else None  # type: ignore[arg-type]
+
+    @property
+    def text(self) -> str:
+        """What sets it apart from the simplest arm.
+
+        >>> ArmFactors("attention", positions="rope", ffn="topk_ste").text
+        'attention, rope, topk_ste'
+        """
+        named = {"residual": "residual {}", "norm": "norm {}", "load_balance": "load balance {:g}", "width": "{} width"}
+        plain = asdict(replace(ArmFactors(), context=""))
+        values = {name: value for name, value in asdict(self).items() if value != plain[name]}
+        return ", ".join(named.get(name, "{}").format(value) for name, value in values.items())
+
+
+SPEN = ArmFactors("ema_error", ffn="topk_ste", residual="ffn", norm="algorithm1", load_balance=0.01)
+
+
+@dataclass(frozen=True)
+class Change:
+    """One step of the chain: a factor that takes another value."""
+
+    name: str
+    factor: str
+    value: Factor
+
+
+CHANGES = (
+    Change("load-balance loss off", "load_balance", 0.0),
+    Change("true gradient of the top-k", "ffn", "topk_masked"),
+    Change("all units, not 6%", "ffn", "dense"),
+    Change("context into the residual", "residual", "direct"),
+    Change("no prediction error as input", "context", "ema"),
+    Change("norm before the mixer", "norm", "pre"),
+    Change("attention, not traces", "context", "attention"),
+    Change("learned positions", "positions", "learned"),
+    Change("GPT-2's details", "block", "gpt2"),
+)
+START, END = "SPEN, Algorithm 1's block", "GPT-2's block"
+CHAIN: tuple[ArmFactors, ...] = tuple(
+    accumulate(CHANGES, lambda arm, change: replace(arm, **{change.factor: change.value}), initial=SPEN)  # type: ignore[arg-type]
+)
+
+# Where each player of the factorial starts, and where it ends.
+PLAYERS: Mapping[str, tuple[Mapping[str, str], Mapping[str, str]]] = {
+    "context": ({"context": "ema", "positions": "none"}, {"context": "attention", "positions": "rope"}),
+    "ffn": ({"ffn": "topk_ste"}, {"ffn": "dense"}),
+    "residual": ({"residual": "ffn"}, {"residual": "direct"}),
+}
+PLAYER_NAMES = {
+    "context": "context: EMA to attention with rope",
+    "ffn": "feed-forward: 6% straight-through to dense",
+    "residual": "residual: through the feed-forward only, to direct",
+}
+# ffn's value is split between these two steps.
+BETWEEN = "topk_masked"
+SPLIT_NAMES = {
+    "gradient": "of which the gradient, to the true one",
+    "selection": "of which the selection, to all units",
+}
+
+EMA, ATTENTION = ArmFactors("ema"), ArmFactors("attention", positions="rope")
+EMA_AT_FIXED_WIDTH, ATTENTION_AT_FIXED_WIDTH = (ArmFactors(name, width="fixed") for name in ("ema", "attention"))
+
+
+def corner(changed: Iterable[str], **other: str) -> ArmFactors:
+    """The arm of the factorial in which these players have moved.
+
+    >>> corner({"context", "ffn"}).text
+    'attention, rope, residual ffn'
+    """
+    moved = set(changed)
+    levels = {factor: value for name, ends in PLAYERS.items() for factor, value in ends[name in moved].items()}
+    return ArmFactors(**{**levels, **other})  # type: ignore[arg-type]

@@ -1,0 +1,374 @@
+"""The gap taken apart: on cells with planted effects, against brute force, simulation and another library."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from itertools import pairwise, permutations
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from cells_support import make_file, make_table
+from ematrace.analysis.gap import (
+    build_chain,
+    build_recall,
+    build_shares,
+    doubts,
+    factorial_arms,
+    judge_traces,
+    ratio,
+)
+from ematrace.analysis.gap_design import ATTENTION, CHAIN, CHANGES, EMA, PLAYERS, ArmFactors, corner
+from ematrace.analysis.gap_scores import load_scores, published_rate
+from ematrace.analysis.shapley import shapley_value
+from ematrace.experiments import gap_rates
+from ematrace.intervals import fieller_interval, holm_adjusted, mean_p_value
+from ematrace.results import CellFile, Metric, Row, Table
+
+TOKENS, RECALL = 1000, 200
+ARMS = tuple(dict.fromkeys((*CHAIN, *factorial_arms(), EMA, ATTENTION)))
+RATE = 0.004
+NATS = {arm: 5.0 - 0.1 * i for i, arm in enumerate(CHAIN)}
+
+
+def run(arm: ArmFactors, seed: int, other: float, recall: float, size: str = "2m", **changes: Any) -> CellFile:
+    """A model with these nats on recall tokens and on others."""
+    whole = (RECALL * recall + (TOKENS - RECALL) * other) / TOKENS
+    slices = {"all": (whole, TOKENS), "recall": (recall, RECALL), "other": (other, TOKENS - RECALL)}
+    slices |= {"rare_recall": (recall, RECALL // 2), "rare_rest": (0.0, TOKENS - RECALL // 2)}
+    slices["rare_rest"] = ((TOKENS * whole - RECALL // 2 * recall) / (TOKENS - RECALL // 2), TOKENS - RECALL // 2)
+    rows = [
+        Row({"text": text, "slice": name}, {"nats": Metric(nats, "nats", n), "unigram_nats": Metric(7.0, "nats", n)})
+        for text in ("validation", "wikitext2")
+        for name, (nats, n) in slices.items()
+    ]
+    rows.append(Row({}, {"parameters": Metric(1_901_824.0), "selection_nats": Metric(whole)}))
+    lr = changes.pop("lr", RATE)
+    fields = {"experiment": "gap", "scale": "gpu", "settings": {"tokens": 117_440_512}, **changes}
+    return make_file(*rows, seed=seed, factors={**asdict(arm), "size": size, "lr": lr}, **fields)
+
+
+def sweep(
+    arms: Sequence[ArmFactors], rates: Sequence[float] = (0.002, RATE, 0.008), best: float = RATE
+) -> list[CellFile]:
+    return [
+        run(arm, 1000, 5.0 + abs(np.log(rate / best)), 4.0, lr=rate, experiment="gap_rates")
+        for arm in arms
+        for rate in rates
+    ]
+
+
+def table(
+    nats: Mapping[ArmFactors, float] | Callable[[ArmFactors], float],
+    recall: Callable[[ArmFactors], float] = lambda arm: 4.0,
+    *,
+    seeds: int = 5,
+    noise: float = 0.003,
+    **changes: Any,
+) -> Table:
+    """Arms with these nats on other tokens and on recall tokens; a seed shifts all arms, and each a little more."""
+    of = nats if callable(nats) else nats.__getitem__
+    arms = ARMS if callable(nats) else tuple(nats)
+    rng = np.random.default_rng(0)
+    shifts = rng.normal(0, 0.02, seeds)
+    files = [
+        run(arm, seed, of(arm) + shifts[seed] + noise * rng.normal(), recall(arm) + shifts[seed], **changes)
+        for seed in range(seeds)
+        for arm in arms
+    ]
+    return make_table(*files, *([] if changes.get("size") == "toy" else sweep(arms)))
+
+
+def test_the_design_is_that_of_the_experiments() -> None:
+    assert [asdict(arm) for arm in CHAIN] == [asdict(arm) for arm in gap_rates.CHAIN]
+    measured = [asdict(arm) for arm in gap_rates.ARMS]
+    assert all(asdict(arm) in measured for arm in ARMS)
+    assert len(factorial_arms()) == 12  # eight corners, and four between them
+    assert CHAIN[-1] == ArmFactors("attention", "learned", block="gpt2")
+
+
+class TestChain:
+    def test_planted_steps_are_found_and_add_up(self) -> None:
+        recall = {arm: 4.0 - 0.5 * (arm.context == "attention") for arm in CHAIN}
+        chain = build_chain(load_scores(table(NATS, recall.__getitem__), "2m"), "validation")
+        assert chain is not None
+        assert [step.name for step in chain.steps] == [change.name for change in CHANGES]
+        for step, change in zip(chain.steps, CHANGES, strict=True):
+            planted = 0.5 * RECALL / TOKENS if change.value == "attention" else 0.0
+            assert step.recall.mean == pytest.approx(planted, abs=1e-9)
+            assert step.other.mean == pytest.approx(0.1 * (1 - RECALL / TOKENS), abs=0.01)
+            assert step.nats.mean == pytest.approx(step.recall.mean + step.other.mean)
+            low, high = step.nats.interval or (0.0, 0.0)
+            assert low < planted + 0.08 < high
+            assert step.p_value is not None
+            assert step.p_value < 0.05
+        assert chain.whole.nats.mean == pytest.approx(chain.start.mean - chain.end.mean)
+        assert sum(step.nats.mean for step in chain.steps) == pytest.approx(chain.whole.nats.mean)
+        assert chain.closes
+        assert chain.seeds == (0, 1, 2, 3, 4)
+
+    def test_intervals_are_paired(self) -> None:
+        """Seeds move all arms together by .02: an unpaired interval would be ten times as wide."""
+        chain = build_chain(load_scores(table(NATS), "2m"), "validation")
+        assert chain is not None
+        for step in chain.steps:
+            low, high = step.nats.interval or (0.0, 1.0)
+            assert high - low < 0.02
+
+    def test_p_values_are_holms(self) -> None:
+        multitest = pytest.importorskip("statsmodels.stats.multitest")
+        flat = {arm: 5.0 - 0.004 * i for i, arm in enumerate(CHAIN)}
+        chain = build_chain(load_scores(table(flat), "2m"), "validation")
+        assert chain is not None
+        plain = [stats.ttest_1samp(step.nats.values, 0).pvalue for step in chain.steps]
+        assert [step.p_value for step in chain.steps] == pytest.approx(multitest.multipletests(plain, method="holm")[1])
+
+    def test_a_missing_arm_joins_its_steps_and_is_named(self) -> None:
+        without = {arm: nats for arm, nats in NATS.items() if arm != CHAIN[3]}
+        scores = load_scores(table(without), "2m")
+        chain = build_chain(scores, "validation")
+        assert chain is not None
+        assert chain.missing == (CHAIN[3],)
+        assert scores.why_absent(CHAIN[3]) == "no cells"
+        assert chain.steps[2].name == "all units, not 6% and context into the residual"
+        assert len(chain.steps) == len(CHANGES) - 1
+        assert chain.closes
+
+    @pytest.mark.parametrize("end", [0, -1])
+    def test_without_an_end_there_is_no_chain(self, end: int) -> None:
+        without = {arm: nats for arm, nats in NATS.items() if arm != CHAIN[end]}
+        assert build_chain(load_scores(table(without), "2m"), "validation") is None
+
+    def test_a_seed_that_one_arm_lacks_is_left_out_of_all(self) -> None:
+        cells = table(NATS).cells
+        fewer = Table(s for s in cells if not (ArmFactors.of(s.cell.factors) == CHAIN[4] and s.cell.seed == 2))
+        chain = build_chain(load_scores(fewer, "2m"), "validation")
+        assert chain is not None
+        assert chain.seeds == (0, 1, 3, 4)
+        assert chain.closes
+
+    def test_slices_that_do_not_add_up_are_refused(self) -> None:
+        files = [run(arm, seed, nats, 4.0) for arm, nats in NATS.items() for seed in range(2)]
+        broken = next(row for row in files[-1].cells if row.factors.get("slice") == "recall")
+        at = files[-1].cells.index(broken)
+        files[-1].cells[at] = Row(broken.factors, {**broken.metrics, "nats": Metric(3.0, "nats", RECALL)})
+        scores = load_scores(make_table(*files, *sweep(CHAIN)), "2m")
+        with pytest.raises(ValueError, match=r"\.json: recall and other tokens of 'validation' do not add up to all"):
+            build_chain(scores, "validation")
+
+    def test_one_seed_has_no_interval(self) -> None:
+        chain = build_chain(load_scores(table(NATS, seeds=1), "2m"), "validation")
+        assert chain is not None
+        assert {step.p_value for step in chain.steps} == {None}
+        assert chain.whole.nats.interval is None
+
+
+class TestWhatMayBePublished:
+    def test_other_settings_are_left_out_and_named(self) -> None:
+        odd = [run(CHAIN[2], seed, 4.8, 4.0, settings={"tokens": 1}) for seed in range(5)]
+        rest = [run(arm, seed, n, 4.0) for arm, n in NATS.items() if arm != CHAIN[2] for seed in range(5)]
+        scores = load_scores(make_table(*rest, *odd, *sweep(CHAIN)), "2m")
+        assert scores.why_absent(CHAIN[2]) == "of other settings: tokens 1 instead of 117440512"
+        assert len(scores.dropped) == 5
+        chain = build_chain(scores, "validation")
+        assert chain is not None
+        assert chain.missing == (CHAIN[2],)
+
+    def test_other_tokens_are_left_out(self) -> None:
+        files = [run(arm, 0, n, 4.0) for arm, n in NATS.items()]
+        other = [Row(r.factors, {**r.metrics, "unigram_nats": Metric(7.1, "nats", TOKENS)}) for r in files[3].cells]
+        files[3] = run(CHAIN[3], 0, 4.7, 4.0)
+        files[3].cells[:] = other
+        scores = load_scores(make_table(*files, *sweep(CHAIN)), "2m")
+        assert scores.why_absent(CHAIN[3]) == "of other settings: scored on other tokens"
+
+    def test_an_arm_with_its_best_rate_at_the_end_is_not_published(self) -> None:
+        files = [run(arm, seed, n, 4.0) for arm, n in NATS.items() for seed in range(2)]
+        swept = [*sweep(CHAIN[:-1]), *sweep(CHAIN[-1:], rates=(0.002, RATE))]
+        scores = load_scores(make_table(*files, *swept), "2m")
+        assert scores.why_absent(CHAIN[-1]) == "its best rate, 0.004, is at the end of the grid"
+        assert build_chain(scores, "validation") is None
+
+    @pytest.mark.parametrize(
+        ("rates", "curve", "why"),
+        [
+            ([0.002], {0.002: 5.0, 0.004: 4.9, 0.008: 5.0}, "its cells are at 0.002, the best rate is 0.004"),
+            ([0.004], {}, "its learning rates were not swept"),
+            ([0.002, 0.004], {0.002: 5.0, 0.004: 4.9, 0.008: 5.0}, ""),
+        ],
+    )
+    def test_cells_count_at_the_best_rate_only(self, rates: list[float], curve: dict[float, float], why: str) -> None:
+        rate, found = published_rate(rates, curve, "2m")
+        assert found == why
+        assert why or rate == 0.004
+
+    def test_toys_are_never_those_of_another_size(self) -> None:
+        cells = table(NATS, size="toy")
+        assert load_scores(cells, "2m").arms == {}
+        toy = load_scores(cells, "toy")
+        assert toy.is_toy
+        assert build_chain(toy, "validation") is not None
+
+    def test_without_cells_nothing_is_there(self) -> None:
+        scores = load_scores(make_table(), "2m")
+        assert scores.texts == ()
+        assert scores.why_absent(EMA) == "no cells"
+
+
+def brute_force(worth: Callable[[frozenset[str]], float]) -> dict[str, float]:
+    """The mean over all orders of what a player adds when its turn comes."""
+    total = dict.fromkeys(PLAYERS, 0.0)
+    orders = list(permutations(PLAYERS))
+    for order in orders:
+        moved = [frozenset(order[:i]) for i in range(len(order) + 1)]
+        for player, (before, after) in zip(order, pairwise(moved), strict=True):
+            total[player] += (worth(after) - worth(before)) / len(orders)
+    return total
+
+
+class TestShares:
+    def test_values_are_those_of_all_orders(self) -> None:
+        rng = np.random.default_rng(3)
+        loss: dict[frozenset[str], float] = {}
+
+        def worth(moved: frozenset[str]) -> float:
+            return loss.setdefault(moved, float(rng.normal()))
+
+        expected = brute_force(worth)
+        for player in PLAYERS:
+            value = shapley_value(player, list(PLAYERS), lambda moved: np.array([worth(moved)]))
+            assert value == pytest.approx([expected[player]])
+
+    def test_planted_effects_with_an_interaction(self) -> None:
+        """Context .3, ffn .4 (.1 of it the gradient), residual .2, and .12 more where context and residual meet."""
+
+        def nats(arm: ArmFactors) -> float:
+            context, residual = "attention" in arm.context, arm.residual == "direct"
+            ffn = {"topk_ste": 0.0, "topk_masked": 0.1, "dense": 0.4}[arm.ffn]
+            return 6.0 - 0.3 * context - ffn - 0.2 * residual - 0.12 * (context and residual)
+
+        scale = 1 - RECALL / TOKENS
+        shares = build_shares(load_scores(table(nats, noise=0.0), "2m"), "validation")
+        assert shares is not None
+        assert shares.whole.mean == pytest.approx(1.02 * scale)
+        for player, value in {"context": 0.36, "ffn": 0.40, "residual": 0.26}.items():
+            found = shares.players[player]
+            assert found.part.mean == pytest.approx(value * scale)
+            assert found.share == pytest.approx(value / 1.02)
+        assert shares.split["gradient"].part.mean == pytest.approx(0.1 * scale)
+        assert shares.split["selection"].part.mean == pytest.approx(0.3 * scale)
+        assert sum(found.part.mean for found in shares.players.values()) == pytest.approx(shares.whole.mean)
+
+    def test_the_split_adds_up_where_corners_differ(self) -> None:
+        rng = np.random.default_rng(5)
+        found: dict[ArmFactors, float] = {}
+        shares = build_shares(
+            load_scores(table(lambda arm: found.setdefault(arm, 5 + rng.random())), "2m"), "validation"
+        )
+        assert shares is not None
+        assert sum(part.part.mean for part in shares.split.values()) == pytest.approx(shares.players["ffn"].part.mean)
+
+    def test_no_share_of_less_than_a_tenth_of_a_nat(self) -> None:
+        small = ratio(np.array([0.05, 0.06, 0.05]), np.array([0.09, 0.10, 0.11]))
+        assert (small.share, small.interval) == (None, None)
+        assert small.part.mean == pytest.approx(0.16 / 3)
+        assert ratio(np.array([0.1]), np.array([0.9])).share is None  # one seed has no interval
+
+    def test_without_a_corner_there_are_none(self) -> None:
+        missing = corner({"ffn"})
+        nats = {arm: 5.0 for arm in ARMS if arm != missing}
+        assert build_shares(load_scores(table(nats), "2m"), "validation") is None
+
+    @pytest.mark.parametrize(("context", "outcome"), [(0.9, "for"), (0.2, "against"), (0.6, "mixed")])
+    def test_is_the_whole_gap_the_traces(self, context: float, outcome: str) -> None:
+        def nats(arm: ArmFactors) -> float:
+            return 6.0 - context * ("attention" in arm.context) - (1 - context) * (arm.ffn == "dense")
+
+        scores = load_scores(table(nats), "2m")
+        shares = [found for text in scores.texts if (found := build_shares(scores, text)) is not None]
+        assert len(shares) == 2
+        assert judge_traces(shares) == outcome
+        assert judge_traces([]) is None
+
+
+class TestFieller:
+    def test_ends_are_where_students_test_stops_rejecting(self) -> None:
+        """The definition: r is inside exactly when the mean of a - r b is not told from 0."""
+        rng = np.random.default_rng(2)
+        b = rng.normal(1.0, 0.1, 6)
+        a = 0.4 * b + rng.normal(0, 0.05, 6)
+        for confidence in (0.8, 0.95):
+            for end in fieller_interval(a, b, confidence):
+                assert stats.ttest_1samp(a - end * b, 0).pvalue == pytest.approx(1 - confidence, rel=1e-6)
+
+    def test_it_covers_the_ratio_as_often_as_it_says(self) -> None:
+        rng = np.random.default_rng(7)
+        covered = 0
+        for _ in range(400):
+            a, b = rng.multivariate_normal([0.3, 1.0], [[0.04, 0.02], [0.02, 0.09]], 5).T
+            low, high = fieller_interval(a, b)
+            covered += bool(np.isnan(low) or low <= 0.3 <= high)  # nan: everything is inside
+        assert stats.binomtest(covered, 400, 0.95).pvalue > 0.001
+
+    def test_a_denominator_that_may_be_zero_has_none(self) -> None:
+        assert np.isnan(fieller_interval([1.0, 1.1], [0.1, -0.1])).all()
+        assert np.isnan(fieller_interval([1.0], [2.0])).all()
+        with pytest.raises(ValueError, match="equal length"):
+            fieller_interval([1.0, 2.0], [1.0])
+
+    def test_an_exact_ratio(self) -> None:
+        assert fieller_interval([0.5, 1.0, 1.5], [1.0, 2.0, 3.0], 0.5) == pytest.approx((0.5, 0.5))
+
+
+def test_holm_is_that_of_statsmodels() -> None:
+    multitest = pytest.importorskip("statsmodels.stats.multitest")
+    rng = np.random.default_rng(1)
+    for _ in range(20):
+        p = rng.random(9) ** 3
+        assert holm_adjusted(p) == pytest.approx(multitest.multipletests(p, method="holm")[1])
+
+
+def test_p_value_of_a_mean() -> None:
+    x = [0.1, 0.2, -0.05, 0.3]
+    assert mean_p_value(x) == pytest.approx(stats.ttest_1samp(x, 0).pvalue)
+    assert (mean_p_value([0.2, 0.2]), mean_p_value([0.0, 0.0])) == (0.0, 1.0)
+
+
+class TestRecall:
+    def test_the_share_is_that_of_the_summed_difference(self) -> None:
+        """EMA is .25 worse on others and 1.5 worse on recall tokens, a fifth of all: .3 of .5 nats."""
+
+        def recall(arm: ArmFactors) -> float:
+            return 2.0 + 1.5 * (arm.context == "ema")
+
+        nats = {EMA: 5.25, ATTENTION: 5.0}
+        scores = load_scores(table(nats, recall, noise=0.0), "2m")
+        found = build_recall(scores, "validation", "pair")
+        assert found is not None
+        assert found.gap.mean == pytest.approx(0.5)
+        assert found.recall.share == pytest.approx(0.6)
+        assert found.tokens == pytest.approx(RECALL / TOKENS)
+        assert found.nats["EMA"]["recall"].mean - found.nats["attention"]["recall"].mean == pytest.approx(1.5)
+        rare = build_recall(scores, "validation", "rare")
+        assert rare is not None
+        assert rare.recall.share == pytest.approx(0.3)  # half as many tokens
+
+    def test_no_share_where_there_is_no_gap(self) -> None:
+        found = build_recall(load_scores(table({EMA: 5.0, ATTENTION: 5.02}), "2m"), "validation", "pair")
+        assert found is not None
+        assert found.recall.share is None
+
+
+def test_what_would_make_us_doubt_is_said() -> None:
+    quiet = load_scores(table(lambda arm: 5.0), "2m")
+    assert doubts(quiet, []) == []
+    apart = load_scores(table({**dict.fromkeys(CHAIN, 5.0), CHAIN[-1]: 4.8}), "2m")
+    assert doubts(apart, []) == ["GPT-2's block and the skeleton with its parts are 0.16 nats apart."]
+    fixed = {ArmFactors(name, width="fixed"): nats for name, nats in (("ema", 4.9), ("attention", 5.0))}
+    wide = load_scores(table({EMA: 5.0, ArmFactors("attention"): 4.9, **fixed}), "2m")
+    assert any("d_ff is not matched" in doubt for doubt in doubts(wide, []))
+    noisy = load_scores(table({EMA: 5.0}, noise=0.2), "2m")
+    assert any(doubt.startswith("The seeds of ema differ by") for doubt in doubts(noisy, []))
