@@ -518,6 +518,23 @@ def test_a_drawn_task_is_what_its_settings_say():
     assert (task.seed, len(task.train)) == (5, 40)
 
 
+def test_a_grammar_with_half_passives_is_told_apart():
+    settings = EXPERIMENTS["position"].resolve_settings(Point({"grammar": "half_passives"}, 3), SETTINGS)
+    task = grammar_task(Context(seed=3, settings=settings), grammar="half_passives")
+    assert task.A.settings == task.B.settings == settings["grammar"]
+    assert settings["grammar"]["shares"]["passive"] == 0.5
+    with pytest.raises(ValueError, match="grammar is 'thirds'"):
+        grammar_task(Context(seed=3, settings=settings), grammar="thirds")
+
+
+def test_settings_without_a_network_are_of_the_locked_one():
+    """As recorded before there was another, whatever the default is by now."""
+    without = {name: value for name, value in SETTINGS["spcn"].items() if name != "network"}
+    old = grammar_task(Context(seed=0, settings={**SETTINGS, "spcn": without}))
+    new = grammar_task(Context(seed=0, settings=merged(SETTINGS, {"spcn": {"network": "described"}})))
+    assert (old.spcn_settings["network"], new.spcn_settings["network"]) == ("locked", "described")
+
+
 def test_settings_reach_the_task():
     """Every one of them: a recorded setting that nothing reads would be a lie."""
     changed = {"spcn": {"widths": [64, 32], "eta": 0.5}, "sentences": {"within": 7}, "ridge_lambda": 3.0}

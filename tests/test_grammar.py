@@ -4,6 +4,7 @@ import json
 import math
 import tomllib
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +18,7 @@ from ematrace.grammar import (
     GrammarError,
     Sentence,
     draw_grammar_pair,
+    half_passives,
     load_grammar,
     position_shares,
 )
@@ -671,3 +673,25 @@ def test_a_file_cut_short_is_one_clear_line(cut: int, tmp_path_factory: pytest.T
         load_grammar("B", path)
     assert str(caught.value).startswith(f"{path}: ")
     assert "\n" not in str(caught.value)
+
+
+def test_half_passives_change_nothing_but_the_shares(side: str) -> None:
+    """Position 0 is det_agent or det_patient half and half (line 187); the other structures keep their ratios."""
+    before, after = load_grammar(side), half_passives(load_grammar(side))
+    shares = {s.name: s.share for s in after.structures}
+    assert shares["passive"] == 0.5
+    assert sum(shares.values()) == pytest.approx(1)
+    ratios = {shares[s.name] / s.share for s in before.structures if s.name != "passive"}
+    assert max(ratios) == pytest.approx(min(ratios))
+    assert before.settings | {"shares": shares} == after.settings
+    assert [s.variants for s in before.structures] == [s.variants for s in after.structures]
+    found = position_shares(after.sample(N, seed=0))
+    assert found["det_patient"] == pytest.approx(0.5, abs=5 * 0.5 / math.sqrt(N))
+    assert sum(found.values()) == pytest.approx(1)
+
+
+def test_half_passives_need_passives_and_others() -> None:
+    grammar = load_grammar("A")
+    for kept in (grammar.structures[1:2], grammar.structures[:1]):
+        with pytest.raises(ValueError, match=r"default\.toml: structures: half passives need"):
+            half_passives(replace(grammar, structures=kept))

@@ -2,6 +2,15 @@
 
 from ematrace.grammar.draw import draw_grammar_pair
 from ematrace.grammar.grammar import Grammar, Sentence, position_shares
+from ematrace.grammar.premise import half_passives
 from ematrace.grammar.reader import GrammarError, load_grammar
 
-__all__ = ["Grammar", "GrammarError", "Sentence", "draw_grammar_pair", "load_grammar", "position_shares"]
+__all__ = [
+    "Grammar",
+    "GrammarError",
+    "Sentence",
+    "draw_grammar_pair",
+    "half_passives",
+    "load_grammar",
+    "position_shares",
+]
