@@ -1,0 +1,219 @@
+"""The two decisive arms written a second time: plain torch in float32, no kernels, none of the package's model code.
+
+If `gap` and this differ by more than .05 nats (docs/analysis-plan.md), one of them is wrong. What both share is not
+under test: the text, its windows and their order, the number of units, and how nats are put into slices. The model, its
+initial weights, loss, optimiser, schedule and clipping are written here.
+
+Traces are a matmul with the matrix of weights a (1 - a)^(t - s), and attention is the softmax of a T x T matrix, as the
+equations have them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from ematrace.experiments.base import Context, Experiment, Point, number
+from ematrace.experiments.gap_sizes import rate_at
+from ematrace.experiments.gap_task import (
+    SCORED_AT_ONCE,
+    SETTINGS,
+    SIZES,
+    TRAINING,
+    Arm,
+    budget_of,
+    matched_width,
+    scored_rows,
+    tokenizer_folder,
+    training_text,
+)
+from ematrace.experiments.recall import Ids
+from ematrace.results import Row
+from ematrace.text import load_tokenizer
+from ematrace.text.order import sequences_at
+
+RATES = (0.5, 0.1, 0.02)  # of the traces
+STD = 0.02  # of the initial weights
+ARMS = (Arm("ema"), Arm("attention"), Arm("attention", "rope"))
+
+
+class Ema(nn.Module):
+    """y_t = W_h [h_t of each rate a], h_t = Σ_{s≤t} a (1 - a)^(t-s) x_s."""
+
+    def __init__(self, d: int) -> None:
+        super().__init__()
+        self.W_h = nn.Linear(len(RATES) * d, d, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        time = torch.arange(x.shape[1], device=x.device)
+        lag = (time[:, None] - time[None, :]).clamp(min=0).to(x.dtype)
+        weights = [torch.tril(a * (1 - a) ** lag) for a in RATES]
+        out: Tensor = self.W_h(torch.cat([w @ x for w in weights], -1))
+        return out
+
+
+class Attention(nn.Module):
+    """y_t = W_o Σ_{s≤t} softmax_s(q_t · k_s / √d_head) v_s for each head; with rope, q_t and k_s turn by t and s."""
+
+    def __init__(self, d: int, heads: int, rope: bool) -> None:
+        super().__init__()
+        self.heads, self.rope = heads, rope
+        self.W_q, self.W_k, self.W_v, self.W_o = (nn.Linear(d, d, bias=False) for _ in range(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        B, T, d = x.shape
+        q, k, v = (W(x).view(B, T, self.heads, -1).transpose(1, 2) for W in (self.W_q, self.W_k, self.W_v))
+        if self.rope:
+            q, k = turn(q), turn(k)
+        scores = q @ k.transpose(-1, -2) / math.sqrt(d // self.heads)
+        future = torch.ones(T, T, dtype=torch.bool, device=x.device).triu(1)
+        o = scores.masked_fill(future, -torch.inf).softmax(-1) @ v
+        out: Tensor = self.W_o(o.transpose(1, 2).reshape(B, T, d))
+        return out
+
+
+def turn(u: Tensor) -> Tensor:
+    """Channels i and i + half as a complex number, times exp(i t 10000^(-i / half))."""
+    half = u.shape[-1] // 2
+    angle = torch.arange(u.shape[-2], device=u.device)[:, None] * 10000.0 ** (
+        -torch.arange(half, device=u.device) / half
+    )
+    turned = torch.complex(u[..., :half], u[..., half:]) * torch.polar(torch.ones_like(angle), angle)
+    return torch.cat([turned.real, turned.imag], -1)
+
+
+class Block(nn.Module):
+    """c = x + mixer(LN(x)), x' = c + W_down GELU(W_up LN(c))."""
+
+    def __init__(self, d: int, d_ff: int, mixer: nn.Module) -> None:
+        super().__init__()
+        self.mixer, self.mixer_norm, self.norm = mixer, nn.LayerNorm(d), nn.LayerNorm(d)
+        self.W_up, self.W_down = nn.Linear(d, d_ff, bias=False), nn.Linear(d_ff, d, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        c = x + self.mixer(self.mixer_norm(x))
+        out: Tensor = c + self.W_down(F.gelu(self.W_up(self.norm(c))))
+        return out
+
+
+class LanguageModel(nn.Module):
+    """Embedding, blocks, norm, and the embedding again as the head."""
+
+    def __init__(self, arm: Arm, vocab_size: int, d: int, d_ff: int, n_layers: int, heads: int) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(vocab_size, d)
+
+        def mixer() -> nn.Module:
+            return Ema(d) if arm.context == "ema" else Attention(d, heads, arm.positions == "rope")
+
+        self.blocks = nn.ModuleList(Block(d, d_ff, mixer()) for _ in range(n_layers))
+        self.norm = nn.LayerNorm(d)
+        for name, p in self.named_parameters():
+            if p.ndim == 2:
+                nn.init.normal_(p, std=STD / math.sqrt(n_layers) if "W_down" in name else STD)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.embedding(ids)
+        for block in self.blocks:
+            x = block(x)
+        return F.linear(self.norm(x), self.embedding.weight)
+
+
+def grid(scale: str, seeds: int) -> Iterable[Point]:
+    arms, size = (ARMS, "2m") if scale == "gpu" else (ARMS[:2], "toy")
+    for seed in range(seeds):
+        for arm in arms:
+            yield Point({**asdict(arm), "size": size, "lr": rate_at(arm, "2m")}, seed)
+
+
+def measure(ctx: Context, *, size: str, lr: float, **factors: Any) -> list[Row]:
+    settings, of, arm = ctx.settings, SIZES[size], Arm(**factors)
+    tokenizer = tokenizer_folder(str(ctx.data), settings["vocab_size"])
+    entries = len(load_tokenizer(tokenizer))
+    d_ff = matched_width(arm, size, entries, settings["length"])
+    torch.manual_seed(ctx.seed)
+    model = LanguageModel(arm, entries, of["d_model"], d_ff, of["n_layers"], of["n_heads"]).to(ctx.device)
+    curve = train(ctx, model, tokenizer, lr)
+    of_model = {"parameters": number(sum(p.numel() for p in model.parameters())), "d_ff": number(d_ff)}
+    of_model["train_nats"] = number(float(np.mean(curve[-len(curve) // 10 :])), unit="nats", better="low")
+    scored = scored_rows(ctx, tokenizer, lambda windows: (score(model, windows), None))
+    return [Row({}, of_model | scored[0].metrics), *scored[1:]]
+
+
+def train(ctx: Context, model: LanguageModel, tokenizer: Any, lr: float) -> list[float]:
+    """Cross-entropy of each step."""
+    settings = ctx.settings
+    decayed = [p for p in model.parameters() if p.ndim == 2]
+    others = [p for p in model.parameters() if p.ndim < 2]
+    groups = [{"params": decayed, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}]
+    optimiser = torch.optim.AdamW(groups, lr=lr, betas=(0.9, 0.95))
+    steps = settings["tokens"] // (settings["sequences"] * settings["length"])
+    warmup = min(settings["warmup"], steps // 10)
+    curve: list[Tensor] = []
+    for step, ids in enumerate(batches(ctx, tokenizer, steps), start=1):
+        for group in optimiser.param_groups:
+            group["lr"] = rate(step, steps, warmup, lr)
+        logits = model(ids[:, :-1])
+        loss = F.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten())
+        optimiser.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimiser.step()
+        curve.append(loss.detach())
+        if step % 64 == 0:
+            ctx.progress(TRAINING * step / steps)
+    found = torch.stack(curve).cpu()
+    if not found.isfinite().all():
+        raise ValueError("the loss is not finite")
+    return [float(nats) for nats in found]
+
+
+def rate(step: int, steps: int, warmup: int, peak: float) -> float:
+    """A line up to the peak, then a cosine down to a tenth of it at the last step."""
+    if step <= warmup:
+        return peak * step / warmup
+    return peak * (0.55 + 0.45 * math.cos(math.pi * (step - warmup) / (steps - warmup)))
+
+
+def batches(ctx: Context, tokenizer: Any, steps: int) -> Iterator[Tensor]:
+    """The windows [B, T+1] that `gap` has at each step of this seed."""
+    settings = ctx.settings
+    text = training_text(str(ctx.data), "train" if settings["validation"] is None else "all", str(tokenizer))
+    length = settings["length"]
+    for step in range(steps):
+        chosen = sequences_at(step, settings["sequences"], text.n_windows(length), ctx.seed)
+        yield torch.from_numpy(np.stack([text.window(int(i), length) for i in chosen])).to(ctx.device)
+
+
+@torch.no_grad()
+def score(model: LanguageModel, windows: Ids) -> NDArray[np.float64]:
+    """Nats of every target [N, T]."""
+    at_once = max(1, SCORED_AT_ONCE // windows.shape[1])
+    nats = []
+    for start in range(0, len(windows), at_once):
+        ids = torch.from_numpy(windows[start : start + at_once]).to(model.embedding.weight.device)
+        log_p = model(ids[:, :-1]).log_softmax(-1)
+        nats.append(-log_p.gather(-1, ids[:, 1:, None])[..., 0].cpu())
+    return torch.cat(nats).double().numpy()
+
+
+EXPERIMENT = Experiment(
+    "gap_second",
+    "Two arms of the gap in a second implementation",
+    grid=grid,
+    measure=measure,
+    needs="any",
+    data="builtin",
+    seeds=5,
+    settings=SETTINGS,
+    derived=budget_of,
+    seconds=150,
+)

@@ -1,0 +1,111 @@
+"""Whether the gap is made of the same parts in larger models, after fewer tokens, and with a larger vocabulary.
+
+The decisive arms (docs/analysis-plan.md) with the tokens of `2m` at 7M and 30M parameters, with fractions of them at
+`2m`, and with GPT-2's 50,257 entries at `2m`. All have the steps, windows and schedule of `gap`, so that only the size,
+the length of the training or the vocabulary differs. The rate of a larger model is that of `2m` over the width, or half
+or double that, whichever was best on a seed that no figure uses.
+
+    ematrace reproduce gap_sizes --scale gpu --data "train-*.jsonl.xz" --only size=7m \\
+        --settings validation=validation.jsonl.xz texts.wikitext2=wiki.valid.raw.xz texts.c4=c4_sample.jsonl.xz
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, replace
+from typing import Any
+
+from ematrace.experiments.base import Context, Experiment, Point
+from ematrace.experiments.gap_rates import ARMS, CHAIN, RATES, SEED
+from ematrace.experiments.gap_task import (
+    BUDGETS,
+    GPT2_ENTRIES,
+    SETTINGS,
+    SIZES,
+    SPEN,
+    Arm,
+    budget_of,
+    measure_arm,
+)
+from ematrace.results import Row
+
+MASKED = replace(SPEN, ffn="topk_masked")  # the preset spen-130m-masked, at any size
+DENSE = CHAIN[3]
+EMA, ATTENTION, GPT2 = Arm("ema"), Arm("attention", "rope"), CHAIN[-1]
+DECISIVE = (SPEN, GPT2, MASKED, DENSE, EMA, ATTENTION, replace(ATTENTION, ffn="topk_masked"))
+LARGER = ("7m", "30m")
+FRACTIONS = (1 / 4, 1 / 2)  # of the tokens of 2m
+NEIGHBOURS = (1.0, 0.5, 2.0)  # times the scaled rate
+BEST: Mapping[str, Mapping[Arm, float]] = {}
+"""By size, the neighbour that was best on the sweep's seed; 1 where there is none here."""
+
+
+def rate_at(arm: Arm, size: str, factor: float | None = None) -> float:
+    """The arm's rate at `2m` over the width, times `factor` or what the sweep at this size found.
+
+    >>> rate_at(EMA, "30m", factor=2.0) / rate_at(EMA, "2m", factor=1.0)
+    0.5
+    """
+    if factor is None:
+        factor = BEST.get(size, {}).get(arm, 1.0)
+    return float(f"{factor * rate_at_2m(arm) * SIZES['2m']['d_model'] / SIZES[size]['d_model']:.3g}")
+
+
+def rate_at_2m(arm: Arm) -> float:
+    return RATES[0]
+
+
+def grid(scale: str, seeds: int) -> Iterable[Point]:
+    """The sweep first; without a GPU toys, which show that it runs."""
+    if scale != "gpu":
+        for size, tokens, vocabulary in (("toy", 2**17, 1024), ("toy", 2**16, 2048)):
+            yield _point(EMA, size, tokens, vocabulary, RATES[0], SEED)
+        return
+    whole, entries = BUDGETS["2m"]["tokens"], BUDGETS["2m"]["vocab_size"]
+    for size in LARGER:
+        yield from sweep(size, whole, entries)
+    for seed in range(seeds):
+        for size in LARGER:
+            yield from _published(DECISIVE, size, whole, entries, seed)
+        for share in FRACTIONS:
+            yield from _published(DECISIVE, "2m", round(share * whole), entries, seed)
+        yield from _published(DECISIVE, "2m", whole, GPT2_ENTRIES, seed)
+        yield from _published([arm for arm in DECISIVE if arm not in ARMS], "2m", whole, entries, seed)  # not in `gap`
+
+
+def sweep(size: str, tokens: int, vocabulary: int) -> Iterator[Point]:
+    for factor in NEIGHBOURS:
+        for arm in DECISIVE:
+            yield _point(arm, size, tokens, vocabulary, rate_at(arm, size, factor), SEED)
+
+
+def _published(arms: Iterable[Arm], size: str, tokens: int, vocabulary: int, seed: int) -> Iterator[Point]:
+    for arm in arms:
+        yield _point(arm, size, tokens, vocabulary, rate_at(arm, size), seed)
+
+
+def _point(arm: Arm, size: str, tokens: int, vocabulary: int, lr: float, seed: int) -> Point:
+    return Point({**asdict(arm), "size": size, "tokens": tokens, "vocabulary": vocabulary, "lr": lr}, seed)
+
+
+def budget(point: Point, settings: Mapping[str, Any]) -> Mapping[str, Any]:
+    factors = point.factors
+    return {**budget_of(point, settings), "tokens": factors["tokens"], "vocab_size": factors["vocabulary"]}
+
+
+def measure(ctx: Context, *, size: str, tokens: int, vocabulary: int, lr: float, **arm: Any) -> list[Row]:
+    return measure_arm(ctx, Arm(**arm), size, lr)
+
+
+EXPERIMENT = Experiment(
+    "gap_sizes",
+    "The gap's decisive arms at other sizes, budgets and vocabularies",
+    grid=grid,
+    measure=measure,
+    needs="any",
+    data="builtin",
+    seeds=3,
+    settings={name: value for name, value in SETTINGS.items() if name not in ("tokens", "vocab_size")},
+    derived=budget,
+    seconds=90,
+)
