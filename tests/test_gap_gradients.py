@@ -1,0 +1,158 @@
+"""The gap's gradients: the true one against finite differences, the straight-through one where it must be the same."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from ematrace.experiments import gap_straight_through
+from ematrace.experiments.base import Context
+from ematrace.experiments.gap_rates import UNBALANCED
+from ematrace.experiments.gap_straight_through import compare_gradients, cosine, evenly, gradient, length, model_after
+from ematrace.experiments.gap_task import SPEN, train_arm
+from ematrace.models.block import Block
+from ematrace.results import Row
+from ematrace.spen import SpenConfig, SpenForCausalLM
+from test_gap import TINY
+
+WINDOWS = np.random.default_rng(0).integers(0, 29, (4, 13))
+
+
+def build(**changes: Any) -> SpenForCausalLM:
+    """In float64, with weights large enough that dropped units matter."""
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 29, "d_model": 8, "d_ff": 20, "n_layers": 2, "k": 3, "bos_token_id": 0, "eos_token_id": 0}
+    return (
+        SpenForCausalLM(SpenConfig(**sizes | {"initializer_range": 0.3, "load_balance": 0.0} | changes)).double().eval()
+    )
+
+
+def loss_and_kept(model: Any) -> tuple[float, list[torch.Tensor]]:
+    kept: list[torch.Tensor] = []
+    blocks = [module for module in model.modules() if isinstance(module, Block)]
+    hooks = [b.ffn.W_down.register_forward_pre_hook(lambda _, inputs: kept.append(inputs[0] != 0)) for b in blocks]
+    ids = torch.from_numpy(WINDOWS)
+    with torch.no_grad():
+        logits = model(ids[:, :-1]).logits
+    for hook in hooks:
+        hook.remove()
+    return float(torch.nn.functional.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten())), kept
+
+
+def slope(model: Any, direction: dict[str, torch.Tensor], step: float = 1e-6) -> float:
+    """Of the loss along a direction, by central differences; no unit may enter or leave the top-k on the way."""
+    losses, kept = [], []
+    parameters = dict(model.named_parameters())
+    with torch.no_grad():
+        for sign in (1, -2):
+            for name, d in direction.items():
+                parameters[name].add_(sign * step * d)
+            loss, of_units = loss_and_kept(model)
+            losses.append(loss)
+            kept.append(of_units)
+        for name, d in direction.items():
+            parameters[name].add_(step * d)
+    assert all(torch.equal(a, b) for a, b in zip(*kept, strict=True))
+    return (losses[0] - losses[1]) / (2 * step)
+
+
+def test_the_masked_gradient_is_the_loss_function_s_own() -> None:
+    model = build()
+    true, ste = gradient(model, WINDOWS, "masked"), gradient(model, WINDOWS, "ste")
+    for seed in range(3):
+        drawn = torch.Generator().manual_seed(seed)
+        direction = {name: torch.randn(g.shape, generator=drawn, dtype=g.dtype) for name, g in true.items()}
+        found = slope(model, direction)
+        assert float(sum((true[n] * d).sum() for n, d in direction.items())) == pytest.approx(found, rel=1e-5)
+        assert float(sum((ste[n] * d).sum() for n, d in direction.items())) != pytest.approx(found, rel=1e-2)
+
+
+def rows_by(rows: list[Row], **factors: Any) -> dict[str, float]:
+    (row,) = [row for row in rows if row.factors == factors]
+    return {name: metric.value for name, metric in row.metrics.items() if metric.value is not None}
+
+
+def test_with_all_units_kept_both_gradients_are_the_same() -> None:
+    rows = compare_gradients(build(k=20), WINDOWS)
+    for row in rows:
+        assert row.metrics["cosine"].value == pytest.approx(1, abs=1e-12)
+        assert row.metrics["norm_ratio"].value == pytest.approx(1, abs=1e-12)
+    assert rows_by(rows)["dead_units"] == 0
+    assert rows_by(rows)["masked_cosine_of_halves"] == pytest.approx(rows_by(rows)["ste_cosine_of_halves"])
+
+
+def test_they_differ_only_below_a_selection() -> None:
+    """In a single block W_down comes after the only selection, everything else before it."""
+    model = build(n_layers=1)
+    rows = compare_gradients(model, WINDOWS)
+    assert rows_by(rows, part="W_down")["cosine"] == pytest.approx(1, abs=1e-12)
+    assert rows_by(rows, part="W_up")["cosine"] < 0.99
+    assert rows_by(rows, part="W_h")["cosine"] < 0.99
+    assert {tuple(row.factors) for row in rows} == {(), ("part",), ("layer",)}
+    assert rows_by(rows, layer=0)["cosine"] < 0.99
+    parts = {row.factors["part"] for row in rows if "part" in row.factors}
+    assert parts == {"embedding", "W_pred", "W_h", "W_e", "W_up", "W_down", "norms"}
+    squares = sum((row.metrics["true_norm"].value or 0) ** 2 for row in rows if "part" in row.factors)
+    assert squares == pytest.approx(rows_by(rows)["true_norm"] ** 2)  # every parameter is in one part
+    assert rows_by(rows)["nats"] == pytest.approx(loss_and_kept(model)[0], rel=1e-6)
+
+
+def test_gradients_are_those_of_the_cross_entropy_of_all_windows(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = gradient(build(), WINDOWS, "ste")
+    balanced = build(load_balance=5.0)
+    for found in (gradient(balanced, WINDOWS, "ste"), gradient(balanced.train(), WINDOWS, "ste")):
+        for name, g in plain.items():
+            torch.testing.assert_close(found[name], g)
+    monkeypatch.setattr(gap_straight_through, "SCORED_AT_ONCE", 3 * WINDOWS.shape[1])  # batches of 3 windows and 1
+    in_parts = gradient(build(), WINDOWS, "ste")
+    for name, g in plain.items():
+        torch.testing.assert_close(in_parts[name], g)
+
+
+def test_looking_at_a_model_changes_nothing() -> None:
+    model = build(topk_grad="masked")
+    before = {name: p.clone() for name, p in model.named_parameters()}
+    compare_gradients(model, WINDOWS)
+    assert model.config.topk_grad == "masked"
+    assert all(torch.equal(before[name], p) and p.grad is None for name, p in model.named_parameters())
+
+
+def test_cosine_and_length_are_those_of_one_long_vector() -> None:
+    rng = np.random.default_rng(1)
+    a, b = ({"x": rng.normal(size=(3, 2)), "y": rng.normal(size=4)} for _ in range(2))
+    u, v = (np.concatenate([part.ravel() for part in of.values()]) for of in (a, b))
+    one, other = ({name: torch.from_numpy(part) for name, part in of.items()} for of in (a, b))
+    assert length(one) == pytest.approx(np.linalg.norm(u))
+    assert cosine(one, other) == pytest.approx(u @ v / np.linalg.norm(u) / np.linalg.norm(v))
+    assert np.isnan(cosine(one, {name: 0 * part for name, part in other.items()}))
+    assert evenly(np.arange(10)[:, None], 5).ravel().tolist() == [0, 2, 4, 6]  # two halves of the same size
+
+
+def context(tmp_path: Path, **changes: Any) -> Context:
+    data = tmp_path / "text.txt"
+    data.write_text("\n".join("the cat sat on the mat while one dog ran after it" for _ in range(400)))
+    return Context(seed=3, data=str(data), settings=TINY | {"validation": str(data), "batch": 4} | changes)
+
+
+def test_step_0_is_the_model_that_training_begins_with(tmp_path: Path) -> None:
+    trained = train_arm(context(tmp_path), UNBALANCED, "toy", 1e-30, tmp_path / "run", checkpoint_every=1, keep=9)
+    first, start = model_after(1, trained).state_dict(), model_after(0, trained).state_dict()
+    assert first.keys() == start.keys()
+    torch.testing.assert_close(dict(first), dict(start), rtol=0, atol=1e-20)
+
+
+def test_an_arm_is_measured_while_it_trains(tmp_path: Path) -> None:
+    arm = replace(SPEN, ffn="topk_masked").__dict__
+    rows = gap_straight_through.measure(context(tmp_path), size="toy", lr=1e-2, **arm)
+    cells = [tuple(row.factors.items()) for row in rows]
+    assert len(cells) == len(set(cells))
+    assert not {"block", "size", "lr", *arm} & {name for row in rows for name in row.factors}  # or it is not written
+    assert sorted({row.factors["step"] for row in rows}) == [0, 1, 2, 4]
+    nats = [rows_by(rows, step=step)["nats"] for step in (0, 1, 2, 4)]
+    assert nats == sorted(nats, reverse=True)  # the model of each step, not the same one four times
+    assert 0 < rows_by(rows, step=4)["cosine"] < 1
