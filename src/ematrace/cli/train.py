@@ -63,7 +63,7 @@ class Train(TrainConfig):
     """Tokens to train on (1e6, 20M, 8B); the run has tokens // (sequences * length) steps."""
 
 
-Train.__doc__ = TrainConfig.__doc__
+Train.__doc__ = (TrainConfig.__doc__ or "").partition("\n\n    >>> ")[0]  # its example is Python, not a command
 
 
 @dataclass(frozen=True)

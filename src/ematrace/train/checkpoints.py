@@ -32,7 +32,21 @@ _REFUSED = ".refused"
 
 
 class DamagedCheckpoint(ValueError):
-    """A checkpoint that differs from what was written; the message names the file."""
+    """A checkpoint that differs from what was written; the message names the file.
+
+    >>> from pathlib import Path
+    >>> from tempfile import TemporaryDirectory
+    >>> with TemporaryDirectory() as folder:
+    ...     size = Path(folder, "tale.txt").write_text("the cat sees the dog " * 2000)
+    ...     run = {"out": Path(folder, "run"), "tokenizer": "bpe", "tokens": 256, "sequences": 2, "length": 64}
+    ...     summary = train(TrainConfig(f"{folder}/tale.txt", **run))
+    ...     checkpoint = Path(folder, "run", "checkpoints", "step-00000002")
+    ...     size = checkpoint.joinpath("model.safetensors").write_bytes(b"")
+    ...     train(TrainConfig(f"{folder}/tale.txt", resume=str(checkpoint), **run))  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+        ...
+    ematrace.train.checkpoints.DamagedCheckpoint: ...model.safetensors: 0 bytes, but ... were written
+    """
 
 
 def checkpoint_name(step: int) -> str:

@@ -28,6 +28,10 @@ class TrainConfig:
         tiny    1M      16 x 256            3e-3  20       50 steps
         7m      20M     32 x 512            1e-3  100      100 steps
         130m    8B      224 x 2048          6e-4  1000     250 steps (the paper's)
+
+    >>> config = TrainConfig("mine.txt", preset="gpt2-tiny", lr=1e-3)
+    >>> config.lr, config.length, defaults_for(config.preset).length  # None: the preset's
+    (0.001, None, 256)
     """
 
     data: str
@@ -105,7 +109,12 @@ class TrainConfig:
 
 @dataclass(frozen=True)
 class Recipe:
-    """Defaults of a preset; fields as in `TrainConfig`."""
+    """Defaults of a preset; fields as in `TrainConfig`.
+
+    >>> recipe = defaults_for("spen-130m")
+    >>> recipe.tokens_per_step, recipe.steps
+    (458752, 17438)
+    """
 
     tokens: int
     sequences: int
@@ -147,7 +156,15 @@ FIXED_FIELDS = (
 
 
 def defaults_for(preset: str) -> Recipe:
-    """The default settings of a preset."""
+    """The default settings of a preset.
+
+    >>> defaults_for("spen-tiny").lr
+    0.003
+    >>> defaults_for("spen-tine")  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+        ...
+    ValueError: preset is 'spen-tine'; it must be one of spen-130m, ...; did you mean spen-tiny?
+    """
     if preset not in PRESETS:
         known = f"it must be one of {', '.join(PRESETS)}"
         raise ValueError(f"preset is {preset!r}; {known}{did_you_mean(preset, PRESETS)}")

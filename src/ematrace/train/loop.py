@@ -49,7 +49,17 @@ VOCABULARY_TO_TRY = 4096  # for a model without weights, before there is a token
 
 
 def train(config: TrainConfig, *, display: Display | None = None) -> TrainSummary:
-    """Train until the tokens are used up or a signal asks to stop; either way the last step has a checkpoint."""
+    """Train until the tokens are used up or a signal asks to stop; either way the last step has a checkpoint.
+
+    >>> from pathlib import Path
+    >>> from tempfile import TemporaryDirectory
+    >>> short = {"tokenizer": "bpe", "tokens": 2560, "sequences": 2, "length": 64, "lr": 0.01}  # 20 steps
+    >>> with TemporaryDirectory() as folder:
+    ...     size = Path(folder, "tale.txt").write_text("the cat sees the dog " * 2000)
+    ...     summary = train(TrainConfig(f"{folder}/tale.txt", out=Path(folder, "run"), **short))
+    >>> summary.validation_cross_entropy < summary.unigram_cross_entropy
+    True
+    """
     check_config(config)
     recipe = resolve_recipe(config)
     with shared_processors(), open_world(config.device) as world:

@@ -18,7 +18,23 @@ from ematrace.train.config import Precision
 
 
 class Display(Protocol):
-    """Shows a run in progress. `on_step` is called for every step, so it must return in microseconds."""
+    """Shows a run in progress. `on_step` is called for every step, so it must return in microseconds.
+
+    >>> from pathlib import Path
+    >>> from tempfile import TemporaryDirectory
+    >>> class Printed(Display):
+    ...     def on_start(self, total_steps):
+    ...         print(total_steps, "steps")
+    ...     def on_step(self, metrics):
+    ...         print("step", metrics["step"], sorted(metrics)[:2])
+    >>> short = {"tokenizer": "bpe", "tokens": 256, "sequences": 2, "length": 64}
+    >>> with TemporaryDirectory() as folder:
+    ...     size = Path(folder, "tale.txt").write_text("the cat sees the dog " * 2000)
+    ...     summary = train(TrainConfig(f"{folder}/tale.txt", out=Path(folder, "run"), **short), display=Printed())
+    2 steps
+    step 1 ['cross_entropy', 'grad_norm']
+    step 2 ['cross_entropy', 'grad_norm']
+    """
 
     def on_start(self, total_steps: int) -> None: ...
     def on_step(self, metrics: Mapping[str, Any]) -> None: ...

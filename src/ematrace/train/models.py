@@ -64,6 +64,10 @@ def build_model(
     """A fresh model; `overrides` are fields of its config, "field=value"; `length` is the number of learned positions.
 
     A mixer named in `overrides` is imported: whoever names it there wants it to run.
+
+    >>> model = build_model("skeleton-tiny", vocab_size=512, overrides=["mixer=ema", "k=8"])
+    >>> model.config.mixer, model.config.k, model.num_parameters()
+    ('ema', 8, 123520)
     """
     from huggingface_hub.errors import StrictDataclassError
     from transformers import AutoModelForCausalLM
@@ -103,6 +107,17 @@ def load_model(path_or_name: str | Path, *, trust_remote_code: bool = False) -> 
 
     A folder is verified first: see `model_folder`. Runs no code that comes with the model unless `trust_remote_code`.
     One whose config names a mixer from outside the package loads after `ematrace.mixers.register_mixer`.
+
+    >>> from pathlib import Path
+    >>> from tempfile import TemporaryDirectory
+    >>> run = {"tokenizer": "bpe", "tokens": 5120, "sequences": 2, "length": 64, "lr": 0.01}  # 40 steps
+    >>> with TemporaryDirectory() as folder:
+    ...     size = Path(folder, "tale.txt").write_text("the cat sees the dog " * 2000)
+    ...     summary = train(TrainConfig(f"{folder}/tale.txt", out=Path(folder, "run"), **run))
+    ...     model, tokenizer = load_model(summary.model)
+    >>> ids = model.generate(**tokenizer("the cat", return_tensors="pt"), max_new_tokens=3, do_sample=False)
+    >>> tokenizer.decode(ids[0])
+    'the cat sees the dog'
     """
     from transformers import AutoModelForCausalLM, AutoTokenizer
 

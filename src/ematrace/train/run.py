@@ -38,7 +38,18 @@ def _versions() -> dict[str, str]:
 
 
 class NonFiniteLoss(ValueError):
-    """A loss or the gradient norm is NaN or infinite; the message names the step and the last good checkpoint."""
+    """A loss or the gradient norm is NaN or infinite; the message names the step and the last good checkpoint.
+
+    >>> from pathlib import Path
+    >>> from tempfile import TemporaryDirectory
+    >>> with TemporaryDirectory() as folder:
+    ...     size = Path(folder, "tale.txt").write_text("the cat sees the dog " * 2000)
+    ...     short = {"tokenizer": "bpe", "tokens": 640, "sequences": 2, "length": 64}
+    ...     train(TrainConfig(f"{folder}/tale.txt", out=Path(folder, "run"), lr=1e30, **short))
+    Traceback (most recent call last):
+        ...
+    ematrace.train.run.NonFiniteLoss: step 2: the loss is nan; stopped before the update, there is no checkpoint yet
+    """
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,17 @@ FROM_CURVE = ("loss", "cross_entropy", "cross_entropy_at_end", "validation_cross
 
 @dataclass(frozen=True)
 class TrainSummary:
-    """The end of a training run; None where a run that was stopped has no figure."""
+    """The end of a training run; None where a run that was stopped has no figure.
+
+    >>> from pathlib import Path
+    >>> from tempfile import TemporaryDirectory
+    >>> short = {"tokenizer": "bpe", "tokens": 256, "sequences": 2, "length": 64}
+    >>> with TemporaryDirectory() as folder:
+    ...     size = Path(folder, "tale.txt").write_text("the cat sees the dog " * 2000)
+    ...     summary = train(TrainConfig(f"{folder}/tale.txt", out=Path(folder, "run"), **short))
+    >>> summary.step, summary.tokens, summary.stopped, summary.model.name
+    (2, 256, None, 'model')
+    """
 
     out: Path
     step: int
