@@ -1,0 +1,232 @@
+"""Predictors and sparsity of the gap: each arm is what its factors say, and what it is matched in."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from ematrace.experiments import gap_predictor_rates, gap_predictors, gap_sparsity, gap_task
+from ematrace.experiments.gap_predictors import (
+    ABLATION,
+    INSIDE,
+    MIXERS,
+    STATIC_DIRECT,
+    SWEPT,
+    SWITCHED,
+    WAY,
+    WIDE,
+    WIDE_DENSE,
+    PredictorArm,
+    contributions,
+    swept_as,
+)
+from ematrace.experiments.gap_rates import ARMS, SEED
+from ematrace.experiments.gap_task import SPEN, Arm, ScoredText, build_arm, matched_width
+from ematrace.mixers.conformance import CHECKS, run_check, subject_of
+from ematrace.spen import SpenForCausalLM, SpenMixer
+from ematrace.spen.predictors import build_predictor
+from ematrace.traces import ema_traces
+from test_gap_gradients import context
+
+ALL = tuple(dict.fromkeys((*ABLATION, *WAY, *WIDE, *WIDE_DENSE)))
+
+
+def built(arm: Arm) -> Any:
+    torch.manual_seed(0)
+    return build_arm(arm, "toy", matched_width(arm, "toy", 300, 32), 300, 32).eval()
+
+
+def plain(arm: Arm) -> Arm:
+    """Without what a subclass adds."""
+    return Arm(**{name: getattr(arm, name) for name in asdict(SPEN)})
+
+
+def test_the_design_is_the_plans() -> None:
+    assert len(ABLATION) == len(set(ABLATION)) == 15
+    assert len(SWITCHED) == len(set(SWITCHED)) == 8
+    assert SWITCHED[0] == INSIDE
+    assert {plain(arm) for arm in ABLATION if arm.predictor == "static"} <= set(ARMS)  # the chain has swept their rates
+    assert plain(STATIC_DIRECT) in ARMS
+    for arm in ALL:
+        decides = swept_as(arm)
+        assert decides in SWEPT or plain(decides) in ARMS
+        assert decides.ffn == arm.ffn
+        assert decides.predictor == arm.predictor
+    points = list(gap_predictors.grid("gpu", 5))
+    assert len(points) == len({(tuple(p.factors.items()), p.seed) for p in points}) == 5 * 2 * 19 + 3 * 14
+    assert {p.seed for p in points} == set(range(5))
+    sweep = list(gap_predictor_rates.grid("gpu", 1))
+    assert {p.seed for p in sweep} == {SEED}
+    assert len(sweep) == 3 * (len(SWEPT) + len(ABLATION))
+
+
+def test_predictors_are_matched_in_parameters() -> None:
+    wanted = gap_task._parameters(SPEN, "2m", 512, 8192, 512)
+    width = {}
+    for arm in ALL:
+        d_ff = matched_width(arm, "2m", 8192, 512)
+        found = gap_task._parameters(arm, "2m", d_ff, 8192, 512)
+        if arm.width == "matched":
+            assert abs(found / wanted - 1) < 0.01, arm
+            width[arm.predictor, arm.reads] = d_ff
+        else:
+            assert d_ff == 512
+            assert found > wanted
+    found = [width[pair] for pair in gap_predictors.PREDICTORS]
+    assert found == [512, 384, 320, 64, 320]  # as the plan says
+
+
+@pytest.mark.parametrize("arm", ALL, ids=lambda arm: "-".join(map(str, asdict(arm).values())))
+def test_an_arm_is_what_its_factors_say(arm: PredictorArm) -> None:
+    """Read off the built model."""
+    model = built(arm)
+    block = model.model.layers[0]
+    assert block.config.residual == arm.residual
+    assert block.config.ffn == arm.ffn.partition("_")[0]
+    assert arm.ffn == "dense" or block.config.topk_grad == arm.ffn.partition("_")[2]
+    assert block.config.load_balance == arm.load_balance
+    assert block.config.residual_in_fp32
+    assert isinstance(block.mixer_norm, torch.nn.LayerNorm) == (arm.norm == "pre")
+    if arm.predictor == "mixer":
+        assert block.mixer.attention.positions == "none"
+        return
+    assert isinstance(model, SpenForCausalLM) or arm.has_switches
+    predict = block.mixer.predictor
+    x = torch.randn(1, 6, 32, generator=torch.Generator().manual_seed(0))
+    traces, _ = ema_traces(x, (0.5, 0.1, 0.02))
+    t = 3
+
+    def depends_on(at: int, what: str) -> bool:
+        """Whether the prediction at t depends on the input, or on the faster traces or the slow one, of a step."""
+        changed_x, changed = x.clone(), traces.clone()
+        (changed_x if what == "input" else changed[:-1] if what == "fast" else changed[-1])[..., at, :] += 1.0
+        return not torch.equal(predict(changed_x, changed)[0][0, t], predict(x, traces)[0][0, t])
+
+    reads_inputs = arm.reads == "inputs"
+    assert depends_on(1, "input") == reads_inputs
+    assert depends_on(1, "fast") == (arm.reads == "trace_sequence")
+    assert depends_on(t, "fast") == (arm.reads == "traces_now" and arm.predictor != "static")
+    assert depends_on(t, "input") == (arm.query == "input")
+    assert depends_on(t, "slow") == (arm.query == "slow_trace")
+    if (arm.predictor, arm.reads) == ("softmax", "inputs"):
+        twice = torch.allclose(predict(2 * x, 2 * traces)[0], 2 * predict(x, traces)[0], rtol=1e-4)
+        assert twice == (arm.values == "as_read")
+
+
+@pytest.mark.parametrize("query", ["slow_trace", "input"])
+@pytest.mark.parametrize("values", ["as_read", "normalised"])
+def test_switches_of_the_softmax_are_their_definition(query: str, values: str) -> None:
+    torch.manual_seed(0)
+    predict = build_predictor(8, 3, "softmax", "inputs", n_heads=2, query=query, values=values).double()
+    x = torch.randn(1, 7, 8, dtype=torch.float64)
+    traces, _ = ema_traces(x, (0.5, 0.1, 0.02))
+    W_q, W_k, W_v, W_o = (getattr(predict, name).weight.detach().numpy() for name in ("W_q", "W_k", "W_v", "W_o"))
+
+    def rms(v: np.ndarray) -> np.ndarray:
+        return v / np.sqrt((v**2).mean())
+
+    xs, slow = x[0].numpy(), traces[-1, 0].numpy()
+    expected = np.zeros((7, 8))
+    for t in range(1, 7):
+        q = W_q @ rms(xs[t] if query == "input" else slow[t])
+        heads = []
+        for head in (slice(0, 4), slice(4, 8)):
+            scores = np.exp([q[head] @ (W_k @ rms(xs[s]))[head] / 2 for s in range(t)])
+            read = [(W_v @ (rms(xs[s]) if values == "normalised" else xs[s]))[head] for s in range(t)]
+            heads.append(sum(a * v for a, v in zip(scores / scores.sum(), read, strict=True)))
+        expected[t] = W_o @ np.concatenate(heads)
+    with torch.no_grad():
+        np.testing.assert_allclose(predict(x, traces)[0][0].numpy(), expected, atol=1e-10)
+
+
+@pytest.mark.parametrize("check", CHECKS)
+def test_the_mixer_with_switches_keeps_the_promises_of_mixers(check: str) -> None:
+    options = {"predictor": "softmax", "predictor_reads": "inputs", "n_heads": 2}
+    options |= {"predictor_query": "input", "predictor_values": "normalised"}
+    assert run_check(check, subject_of(SpenMixer, 16, "cpu", options)).message == ""
+
+
+def test_switches_without_effect_are_refused() -> None:
+    for predictor, reads in (("static", "traces_now"), ("linear", "inputs"), ("softmax", "traces_now")):
+        with pytest.raises(ValueError, match="predictor_query and predictor_values are switches of the softmax over"):
+            build_predictor(8, 3, predictor, reads, query="input")
+    with pytest.raises(ValueError, match="predictor_query must be one of slow_trace, input, got 'x'"):
+        build_predictor(8, 3, "softmax", "inputs", query="x")
+
+
+def text_of(model: Any) -> ScoredText:
+    windows = np.random.default_rng(0).integers(0, model.config.vocab_size, (3, 17))
+    return ScoredText(windows, windows, windows, windows.astype(float))
+
+
+@pytest.mark.parametrize("arm", [ABLATION[0], INSIDE, SWITCHED[-1]], ids=["static", "inside", "switched"])
+def test_contributions_are_those_of_algorithm_1(arm: PredictorArm) -> None:
+    model = built(arm)
+    text = text_of(model)
+    rows = contributions(model, text)
+    mixer = model.model.layers[0].mixer
+    with torch.no_grad():
+        x = model.model.embed_tokens(torch.from_numpy(text.windows[:, :-1]))
+        traces, _ = ema_traces(x, mixer.alphas)
+        x_hat, _ = mixer.predictor(x, traces)
+        added, of_traces = mixer.W_e(x_hat), mixer.W_h(traces.permute(1, 2, 0, 3).flatten(-2))
+    assert [row.factors for row in rows] == [{"layer": 0}, {"layer": 1}]
+    found = {name: metric.value for name, metric in rows[0].metrics.items()}
+    assert found["over_traces"] == pytest.approx(float(added.norm() / of_traces.norm()), rel=1e-4)
+    assert found["unexplained"] == pytest.approx(float(((x - x_hat) ** 2).sum() / (x**2).sum()), rel=1e-4)
+    assert not any(module._forward_hooks for module in model.modules())
+
+
+def test_contributions_of_attention_as_a_mixer() -> None:
+    model = built(MIXERS[-1])
+    text = text_of(model)
+    (found, _) = contributions(model, text)
+    block = model.model.layers[0]
+    with torch.no_grad():
+        x = block.mixer_norm(model.model.embed_tokens(torch.from_numpy(text.windows[:, :-1])))
+        ratio = block.mixer.attention(x)[0].norm() / block.mixer.ema(x)[0].norm()
+        assert found.metrics["over_traces"].value == pytest.approx(float(ratio), rel=1e-4)
+        block.mixer.attention.W_o.weight.zero_()
+        assert contributions(model, text)[0].metrics["over_traces"].value == 0
+
+
+def test_a_predictor_is_trained_and_looked_at(tmp_path: Path) -> None:
+    arm = asdict(SWITCHED[-1])
+    rows = gap_predictors.measure(context(tmp_path), size="toy", lr=3e-3, **arm)
+    cells = [tuple(row.factors.items()) for row in rows]
+    assert len(cells) == len(set(cells))  # or the file would be refused, after the training
+    assert not {"size", "lr", *arm} & {name for row in rows for name in row.factors}
+    assert [row.factors["layer"] for row in rows if "layer" in row.factors] == [0, 1]
+
+
+def test_sparsity_keeps_what_it_says() -> None:
+    assert len(gap_sparsity.ARMS) == len(set(gap_sparsity.ARMS)) == 16
+    kept = {}
+    for arm in gap_sparsity.ARMS:
+        assert matched_width(arm, "2m", 8192, 512) == 512
+        model = build_arm(arm, "2m", 512, 300, 32).eval()
+        with gap_task.count_units(model) as usage, torch.no_grad():
+            model(torch.arange(8)[None])
+        block = model.model.layers[0]
+        assert (block.config.topk_grad, block.config.load_balance) == (arm.ffn.removeprefix("topk_"), arm.load_balance)
+        kept[arm.kept] = int(usage[0].sum()) / 8
+    assert kept == {0.03: 15, 0.06: 31, 0.12: 61, 0.25: 128, 0.5: 256, 1.0: 512}
+
+
+def test_all_units_kept_is_the_dense_arm() -> None:
+    """The same function and the same gradient: what differs between these cells is noise."""
+    everything = [arm for arm in gap_sparsity.ARMS if arm.kept == 1]
+    ids = torch.arange(20)[None] % 7
+    outcomes = []
+    for arm in (*everything, replace(plain(everything[0]), ffn="dense")):
+        model = built(arm)
+        model(input_ids=ids, labels=ids).loss.backward()
+        outcomes.append({name: p.grad for name, p in model.named_parameters()})
+    for one, other in pairwise(outcomes):
+        torch.testing.assert_close(one, other)
