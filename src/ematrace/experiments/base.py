@@ -31,7 +31,11 @@ NO_DEFAULT = ""
 
 @dataclass(frozen=True)
 class Point:
-    """One point of a grid on one seed: what one file of results holds."""
+    """One point of a grid on one seed: what one file of results holds.
+
+    >>> list(factorial(width=[2, 3])("cpu", seeds=1))
+    [Point(factors={'width': 2}, seed=0), Point(factors={'width': 3}, seed=0)]
+    """
 
     factors: Factors
     seed: int = 0
@@ -58,7 +62,16 @@ def factorial(**levels: Sequence[Factor]) -> Grid:
 
 @dataclass(frozen=True)
 class Experiment:
-    """One table or figure, as data."""
+    """One table or figure, as data.
+
+    >>> def measure(ctx, width):
+    ...     return {"area": number(width**2, unit="m²")}
+    >>> squares = Experiment("squares", "Areas of squares", grid=factorial(width=[2, 3]), measure=measure)
+    >>> for point in squares.points("cpu", seeds=1):
+    ...     print(point.factors, squares.measure(Context(seed=point.seed), **point.factors)["area"].value)
+    {'width': 2} 4.0
+    {'width': 3} 9.0
+    """
 
     name: str
     """Of its folder of results, and in selectors; for the package's own also of its file."""
@@ -105,7 +118,12 @@ class Experiment:
 
 @dataclass
 class Context:
-    """What `measure` is given beside its factors; nothing in it belongs to one experiment."""
+    """What `measure` is given beside its factors; nothing in it belongs to one experiment.
+
+    >>> ctx = Context(seed=3, settings={"tokens": 1000})
+    >>> ctx.share(sorted, (3, 1, 2)) is ctx.share(sorted, (3, 1, 2))  # made once
+    True
+    """
 
     seed: int = 0
     scale: str = "cpu"
@@ -130,7 +148,13 @@ class Context:
 
 
 def accuracy(value: float, n: int, better: Literal["low", "high"] | None = "high") -> Metric:
-    """A share of n items; unknown if there were none."""
+    """A share of n items; unknown if there were none.
+
+    >>> accuracy(0.79, n=500)
+    Metric(value=0.79, unit='accuracy', n=500, better='high', repetitions=())
+    >>> accuracy(0.0, n=0).value is None
+    True
+    """
     return Metric(value if n else None, unit="accuracy", n=n, better=better)
 
 

@@ -57,6 +57,19 @@ def find_experiment(reference: str, folder: str | Path = ".") -> Experiment:
     """An experiment by its name in this package, by file or by module; both are looked for from `folder`.
 
     Naming a file or module is consent to run it.
+
+    >>> from pathlib import Path
+    >>> from tempfile import TemporaryDirectory
+    >>> code = '''
+    ... from ematrace.experiments import Experiment, factorial
+    ... def measure(ctx, width):
+    ...     return {"area": width**2}
+    ... EXPERIMENT = Experiment("squares", "Areas of squares", grid=factorial(width=[2, 3]), measure=measure)
+    ... '''
+    >>> with TemporaryDirectory() as folder:
+    ...     size = Path(folder, "squares.py").write_text(code)
+    ...     find_experiment("squares.py", folder).title
+    'Areas of squares'
     """
     if not is_own(reference):
         if reference not in EXPERIMENTS:

@@ -29,7 +29,16 @@ from ematrace.results import Store
 
 
 def write_report(store: Store, out: str | Path, *, claims: Claims | None = None, made: datetime | None = None) -> Path:
-    """Write the page to `out`, whole or not at all; returns its path. `claims` are the package's by default."""
+    """Write the page to `out`, whole or not at all; returns its path. `claims` are the package's by default.
+
+    >>> from pathlib import Path
+    >>> from tempfile import TemporaryDirectory
+    >>> from ematrace.results import Store
+    >>> with TemporaryDirectory() as folder:
+    ...     page = write_report(Store(recorded=None, local=Path(folder)), f"{folder}/report.html")
+    ...     page.read_text()[:15]
+    '<!doctype html>'
+    """
     text = render_report(ReportData.load(store, claims), made)
     path = Path(out)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -37,7 +46,15 @@ def write_report(store: Store, out: str | Path, *, claims: Claims | None = None,
 
 
 def render_report(data: ReportData, made: datetime | None = None) -> str:
-    """The page as text; `made` is the date at its foot, now by default."""
+    """The page as text; `made` is the date at its foot, now by default.
+
+    >>> from pathlib import Path
+    >>> from ematrace.report.data import ReportData
+    >>> from ematrace.results import Store
+    >>> page = render_report(ReportData.load(Store(recorded=None, local=Path("nowhere"))))
+    >>> page[:15], "http://" in page
+    ('<!doctype html>', False)
+    """
     benchmarks = {name for name, cells in data.table.evidence.items() if is_benchmark(cells[0].cell)}
     known = {name for section in SECTIONS for name in section.experiments}
     others = [name for name in data.table.experiments if name not in known and name not in benchmarks]

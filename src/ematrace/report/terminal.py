@@ -153,12 +153,33 @@ def ledger_table(rows: Sequence[LedgerRow], claims: Claims | None = None) -> Led
     """Every claim with the paper's number, ours, and the verdict; fits the width it is printed at.
 
     `claims` are those that the rows were made from, by default the package's.
+
+    >>> from rich.console import Console
+    >>> from ematrace.ledger import Claim, Claims, build_ledger
+    >>> from ematrace.results import Table
+    >>> claims = Claims((Claim("X1", "extension", "Traces hold roles.", "-"),))
+    >>> Console(width=80).print(ledger_table(build_ledger(Table([]), claims), claims))  # doctest: +NORMALIZE_WHITESPACE
+    id  claim                 ours (95% interval)   seeds  verdict       drawn  here
+    ────────────────────────────────────────────────────────────────────────────────
+    X1  Traces hold roles.    no predicates yet         –  ○ open            –  –
+        paper: -
+    * the grammar was chosen knowing this figure
+    drawn: random grammars in which every direction holds
+    here: what this machine's own run says
+    1 claims: ○ 1 open
     """
     return LedgerView(tuple(rows), load_claims() if claims is None else claims)
 
 
 def verdict_summary(rows: Sequence[LedgerRow]) -> Text:
-    """One line: how many claims have each verdict."""
+    """One line: how many claims have each verdict.
+
+    >>> from ematrace.ledger import Claims, build_ledger, load_claims
+    >>> from ematrace.results import Table
+    >>> claims = Claims(tuple(load_claims())[:3])
+    >>> verdict_summary(build_ledger(Table([]), claims)).plain
+    '3 claims: ○ 3 open'
+    """
     text = Text(f"{len(rows)} claims: ")
     for i, (verdict, n) in enumerate(count_verdicts(rows)):
         look = look_of(verdict)

@@ -81,6 +81,21 @@ def run(
     failure at once: a long grid whose units all fail should be seen to.
 
     Stopped half-way (Ctrl-C), it ends its workers at once. The files of finished units stay, and nothing else.
+
+    >>> from pathlib import Path
+    >>> from tempfile import TemporaryDirectory
+    >>> code = '''
+    ... from ematrace.experiments import Experiment, factorial
+    ... def measure(ctx, width):
+    ...     return {"area": width**2}
+    ... EXPERIMENT = Experiment("squares", "Areas of squares", grid=factorial(width=[2, 3]), measure=measure)
+    ... '''
+    >>> with TemporaryDirectory() as folder:
+    ...     size = Path(folder, "squares.py").write_text(code)
+    ...     plan = make_plan(Request((f"{folder}/squares.py",), jobs=1))
+    ...     failed = run(plan.to_run, Path(folder), jobs=1, written=lambda unit, path: print(path.name))
+    width-2_seed-0_cpu.json
+    width-3_seed-0_cpu.json
     """
     failed: dict[Unit, str] = {}
     out.mkdir(parents=True, exist_ok=True)  # now, not after minutes of work

@@ -25,7 +25,17 @@ COMMAND = "ematrace reproduce"
 
 @dataclass(frozen=True)
 class Plan:
-    """The units of a request's shard; `there` are those whose file is there with the same settings."""
+    """The units of a request's shard; `there` are those whose file is there with the same settings.
+
+    >>> from pathlib import Path
+    >>> plan = make_plan(Request(("position",), seeds=3, jobs=1, out=Path("nowhere")))
+    >>> print(plan.describe(["position"]))
+    experiment  to run  there  seconds each
+    position         3      0             1
+    3 units to run, 0 already in nowhere
+    expected time: about 3 s in 1 process
+    missing: nothing
+    """
 
     request: Request
     units: tuple[Unit, ...]
@@ -111,7 +121,13 @@ def duration(seconds: float) -> str:
 
 
 def make_plan(request: Request) -> Plan:
-    """Every unit that the request means, in the order of its names."""
+    """Every unit that the request means, in the order of its names.
+
+    >>> from pathlib import Path
+    >>> plan = make_plan(Request(("position",), seeds=3, jobs=1, out=Path("nowhere")))
+    >>> [unit.label for unit in plan.to_run]
+    ['position, seed 0', 'position, seed 1', 'position, seed 2']
+    """
     request.check()
     if request.engine == "ray":
         from ematrace.experiments.runner.on_ray import load_ray

@@ -15,7 +15,14 @@ from ematrace.results.schema import file_name
 
 @dataclass(frozen=True, eq=False)
 class Unit:
-    """One point of an experiment's grid on one seed: one file to be. Plain data, for workers on any machine."""
+    """One point of an experiment's grid on one seed: one file to be. Plain data, for workers on any machine.
+
+    >>> unit = make_plan(Request(("position",), seeds=2)).units[1]
+    >>> unit.label, unit.file_name
+    ('position, seed 1', 'grammar-default_seed-1_cpu.json')
+    >>> unit.command
+    'ematrace reproduce position --seeds 2 --only seed=1 --fresh'
+    """
 
     experiment: str
     reference: str

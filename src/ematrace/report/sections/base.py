@@ -17,7 +17,11 @@ def no_claim(_: Selector) -> bool:
 @dataclass(frozen=True)
 class Section:
     """What a part of the page asks, the experiments it is made from, how it shows them, and which claims it bears on:
-    those with a predicate about such a selector."""
+    those with a predicate about such a selector.
+
+    >>> SECTIONS[0].id, SECTIONS[0].experiments[0]
+    ('representations', 'trace_probe')
+    """
 
     id: str
     title: str
