@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
-from defects.planting import constant, defect, replaced, with_result, wrap
+from defects.planting import constant, defect, replaced, with_arguments, with_result, wrap
 
 
 @defect("experiments.runner.plan", "test_runner.py", "second_run")
@@ -45,3 +46,25 @@ def failure_loses_the_rest_of_its_job(local: Any) -> None:
         return collect
 
     wrap(local.Slot, "collect", give_up)
+
+
+@defect("experiments.gap_straight_through", "test_gap_gradients.py", "loss_function or below_a_selection")
+def straight_through_gradient_is_compared_with_itself(gap_straight_through: Any) -> None:
+    """The "true" gradient is the straight-through one as well: every cosine is 1."""
+    with_arguments(gap_straight_through, "gradient", topk_grad=lambda kind: "ste")
+
+
+@defect("experiments.gap_straight_through", "test_gap_gradients.py", "while_it_trains or begins_with")
+def every_step_is_the_last(gap_straight_through: Any) -> None:
+    """The model at the end of the training is measured at all steps."""
+
+    def final(original: Any) -> Any:
+        return lambda step, trained: original(trained.summary.steps, trained)
+
+    wrap(gap_straight_through, "model_after", final)
+
+
+@defect("experiments.gap_sparsity", "test_gap_predictors.py", "keeps_what_it_says")
+def sparsity_is_always_the_papers(gap_sparsity: Any) -> None:
+    """Six per cent of the units are kept, whatever the factor says."""
+    with_arguments(gap_sparsity.SparseArm, "overrides", self=lambda arm: dataclasses.replace(arm, kept=0.06))

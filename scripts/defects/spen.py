@@ -53,3 +53,9 @@ def state_of_any_model_accepted(stream_files: Any) -> None:
 def decoder_leaves_its_state(cpu: Any) -> None:
     """Every step of the decoder starts from the same state."""
     with_arguments(cpu.CpuDecoder, "step", state=lambda state: state.clone())
+
+
+@defect("spen.predictors", "test_gap_predictors.py", "are_their_definition")
+def query_is_always_the_slow_trace(predictors: Any) -> None:
+    """The switch that takes the query from the input does nothing."""
+    with_arguments(predictors.SoftmaxPredictor, "__init__", query=lambda query: "slow_trace")
