@@ -154,5 +154,5 @@ def test_an_arm_is_measured_while_it_trains(tmp_path: Path) -> None:
     assert not {"block", "size", "lr", *arm} & {name for row in rows for name in row.factors}  # or it is not written
     assert sorted({row.factors["step"] for row in rows}) == [0, 1, 2, 4]
     nats = [rows_by(rows, step=step)["nats"] for step in (0, 1, 2, 4)]
-    assert nats == sorted(nats, reverse=True)  # the model of each step, not the same one four times
+    assert nats == sorted(set(nats), reverse=True)  # the model of each step, not the same one four times
     assert 0 < rows_by(rows, step=4)["cosine"] < 1
