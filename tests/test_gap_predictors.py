@@ -26,7 +26,7 @@ from ematrace.experiments.gap_predictors import (
     contributions,
     swept_as,
 )
-from ematrace.experiments.gap_rates import ARMS, SEED
+from ematrace.experiments.gap_rates import ARMS, CHAIN, SEED
 from ematrace.experiments.gap_task import SPEN, Arm, ScoredText, build_arm, matched_width
 from ematrace.mixers.conformance import CHECKS, run_check, subject_of
 from ematrace.spen import SpenForCausalLM, SpenMixer
@@ -207,6 +207,8 @@ def test_a_predictor_is_trained_and_looked_at(tmp_path: Path) -> None:
 
 def test_sparsity_keeps_what_it_says() -> None:
     assert len(gap_sparsity.ARMS) == len(set(gap_sparsity.ARMS)) == 16
+    assert {gap_sparsity.nearest(arm) for arm in gap_sparsity.ARMS} == set(CHAIN[:4])
+    assert all(gap_sparsity.nearest(arm).ffn == arm.ffn for arm in gap_sparsity.ARMS if arm.kept < 0.5)
     kept = {}
     for arm in gap_sparsity.ARMS:
         assert matched_width(arm, "2m", 8192, 512) == 512

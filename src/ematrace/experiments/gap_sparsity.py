@@ -7,12 +7,12 @@ The load-balance loss sends a gradient to dropped units as well, so its weight i
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from ematrace.experiments.base import Context, Experiment, Point
 from ematrace.experiments.gap_rates import RATES, UNBALANCED
-from ematrace.experiments.gap_task import KEPT, SETTINGS, Arm, budget_of, measure_arm
+from ematrace.experiments.gap_task import KEPT, SETTINGS, SPEN, Arm, budget_of, measure_arm
 from ematrace.results import Row
 
 SHARES = (0.03, KEPT, 0.12, 0.25, 0.5, 1.0)
@@ -37,6 +37,15 @@ ARMS = (
     *(_arm(ffn, kept) for kept in SHARES for ffn in FFNS),
     *(_arm(ffn, KEPT, weight) for weight in WEIGHTS for ffn in FFNS),
 )
+
+
+def nearest(arm: SparseArm) -> Arm:
+    """The arm of the chain whose rate this one has."""
+    if arm.kept >= 0.5:
+        return replace(UNBALANCED, ffn="dense")
+    if arm.ffn == "topk_masked":
+        return replace(UNBALANCED, ffn="topk_masked")
+    return SPEN if arm.load_balance else UNBALANCED
 
 
 def rate_of(arm: SparseArm) -> float:
