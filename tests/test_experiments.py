@@ -535,6 +535,25 @@ def test_settings_without_a_network_are_of_the_locked_one():
     assert (old.spcn_settings["network"], new.spcn_settings["network"]) == ("locked", "described")
 
 
+def test_networks_measures_states_and_the_claims_of_both_networks(task):
+    experiment = EXPERIMENTS["networks"]
+    points = experiment.points("cpu", 1)
+    assert len(points) == 4
+    for point in points:
+        settings = experiment.resolve_settings(point, experiment.settings)
+        assert settings["spcn"]["network"] == point.factors["network"]
+        assert (settings["grammar"]["shares"]["passive"] == 0.5) == (point.factors["grammar"] == "half_passives")
+    rows = experiment.measure(Given(task), network="locked", grammar="default")
+    check_rows(rows)
+    states = [row for row in rows if "diagnosis" in row.factors]
+    assert [row.factors["level"] for row in states] == list(range(len(task.spcn().widths)))
+    for row in states:
+        terms = [metric.value for name, metric in row.metrics.items() if name.startswith("drive_")]
+        assert sum(terms) == pytest.approx(1)
+    without = value_of(rows, "transfer", variant="no_feedback")
+    assert without == task.accuracies(task.probe([FULL], task.spcn(learn_feedback=False))[FULL])["transfer"]
+
+
 def test_settings_reach_the_task():
     """Every one of them: a recorded setting that nothing reads would be a lie."""
     changed = {"spcn": {"widths": [64, 32], "eta": 0.5}, "sentences": {"within": 7}, "ridge_lambda": 3.0}

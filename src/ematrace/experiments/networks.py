@@ -1,0 +1,81 @@
+"""The described network against the locked one, with and without half passives: its states, and C13 to C18.
+
+Which scales the described network has was decided by `ematrace.spcn.diagnosis` alone, before any accuracy of it was
+looked at (docs/objections.md).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+from ematrace.experiments import ablations, feedforward_rules, lag_decoding, position
+from ematrace.experiments.base import Context, Experiment, Point, factorial, number
+from ematrace.experiments.grammar_task import (
+    FULL,
+    SETTINGS,
+    GrammarTask,
+    follow_from,
+    grammar_task,
+    words_of,
+)
+from ematrace.results import Row
+from ematrace.spcn import SPCN
+from ematrace.spcn.diagnosis import diagnose_states, drive_shares, precision_in_range
+from ematrace.spcn.settings import NETWORKS
+
+GRAMMARS = ("half_passives", "default")
+DIAGNOSED_SENTENCES, DENSE_SENTENCES = 500, 60  # the second by the dense reference
+
+
+def settings_of(point: Point, settings: Mapping[str, Any]) -> Mapping[str, Any]:
+    return {**follow_from(point, settings), "spcn": {"network": point.factors["network"]}}
+
+
+def measure(ctx: Context, network: str, grammar: str) -> list[Row]:
+    """The network is also in the settings, where the task finds it."""
+    task = grammar_task(ctx, grammar)
+    without_pghu = task.probe([FULL], task.spcn(learn_feedback=False))[FULL]
+    rows = [*diagnosis(task), Row({"variant": "no_feedback"}, task.accuracies(without_pghu))]
+    parts = [position, ablations, lag_decoding]
+    if grammar == GRAMMARS[0]:  # learning W_ff takes twice as long as all the rest
+        parts.append(feedforward_rules)
+    for done, part in enumerate(parts, start=1):
+        rows += part.measure(ctx, grammar=grammar)
+        ctx.progress(done / len(parts))
+    return rows
+
+
+def diagnosis(task: GrammarTask) -> list[Row]:
+    """States, drive and precision of the forward hierarchy, by level."""
+    held_out = words_of(task.within[:DIAGNOSED_SENTENCES])
+    fitted = task.spcn()
+    watched = SPCN(**{**fitted.get_params(), "epochs": 0, "directions": "forward"}).fit([])
+    in_range = precision_in_range(watched, words_of(task.train))
+    levels = zip(
+        diagnose_states(fitted, held_out), drive_shares(fitted, held_out[:DENSE_SENTENCES]), in_range, strict=True
+    )
+    return [
+        Row(
+            {"diagnosis": "forward", "level": level},
+            {
+                **{name: number(value) for name, value in asdict(states).items()},
+                **{f"drive_{term}": number(share) for term, share in drive.items()},
+                "precision_in_range": number(inside),
+            },
+        )
+        for level, (states, drive, inside) in enumerate(levels)
+    ]
+
+
+EXPERIMENT = Experiment(
+    "networks",
+    "The described network and the locked one",
+    grid=factorial(network=NETWORKS, grammar=GRAMMARS),
+    measure=measure,
+    group="networks",
+    settings=dict(SETTINGS),
+    derived=settings_of,
+    seconds=150,
+)
