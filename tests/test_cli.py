@@ -177,6 +177,7 @@ def test_ids_show_these_claims_alone(call, away):
     [
         (("c99",), "no claim 'c99'; there are C01 to C18, C20 to C46, F1 to F5"),
         (("CC10",), "did you mean C10?"),
+        (("lag_decoding",), "`ematrace reproduce lag_decoding` runs it, and the claims that rest on it are: C18"),
         (("C10", "--long"), "--long: has no effect with ids"),
         (("--long", "--json"), "--long: has no effect with --json"),
     ],

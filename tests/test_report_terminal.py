@@ -216,6 +216,9 @@ class TestNames:
         assert short_names(here) == ["ema width 64", "ema width 128", "none width 64", "none width 128"]
         assert short_names([Selector("gap", "nats"), Selector("other", "nats", {"x": 1})]) == ["gap", "other"]
 
+    def test_a_rate_has_its_unit(self) -> None:
+        assert short_names(load_claims()["C46"].selectors) == ["SPEN tokens/s", "GPT-2 tokens/s"]
+
     def test_names_that_meet_are_written_in_full(self) -> None:
         alike = [Selector("e", "m", {"a": "x"}), Selector("e", "m", {"b": "x"})]
         assert short_names(alike) == ["e/m{a=x}", "e/m{b=x}"]

@@ -14,7 +14,7 @@ from rich.console import Console
 from ematrace.results.store import LOCAL, Store
 
 if TYPE_CHECKING:
-    from ematrace.ledger import Claims, LedgerRow
+    from ematrace.ledger import Claim, Claims, LedgerRow
     from ematrace.results import Table
 
 
@@ -58,7 +58,7 @@ def show_ledger(command: Ledger, console: Console, error_console: Console) -> No
         raise ValueError(f"--long: has no effect with {'--json' if command.as_json else 'ids'}")
     store = Store.open(recorded=command.recorded, local=command.local)
     claims = with_kept_claims(load_claims(), store.local)
-    chosen = [claims.find(text).id for text in command.ids]
+    chosen = [find_claim(text, claims).id for text in command.ids]
     cells = Table(store.load())
     rows = build_ledger(cells, claims)
     if command.as_json:
@@ -70,6 +70,21 @@ def show_ledger(command: Ledger, console: Console, error_console: Console) -> No
         from ematrace.report.terminal import ledger_overview, ledger_table
 
         console.print(ledger_table(rows, claims) if command.long else ledger_overview(rows, claims))
+
+
+def find_claim(text: str, claims: Claims) -> Claim:
+    """An experiment's name, which `reproduce` would take, is answered with the claims that rest on it."""
+    if (claim := claims.get(text)) is not None:
+        return claim
+    from ematrace.experiments import EXPERIMENTS
+
+    if text in EXPERIMENTS:
+        resting = ", ".join(claim.id for claim in claims if text in claim.experiments) or "none"
+        raise ValueError(
+            f"{text!r} is an experiment, not a claim; `ematrace reproduce {text}` runs it, and the claims that rest on "
+            f"it are: {resting}"
+        )
+    return claims.find(text)
 
 
 def show_cards(ids: Sequence[str], rows: Sequence[LedgerRow], claims: Claims, cells: Table, console: Console) -> None:

@@ -11,7 +11,15 @@ from rich.text import Text
 
 from ematrace.ledger import Check, Claim, Direction, LedgerRow, PaperFigure, tolerance_band
 from ematrace.report.formatting import digits, fold_paths, interval, number, plural
-from ematrace.report.verdicts import local_agreement, look_of, ours_lines, outcome, short_names, why_undecided
+from ematrace.report.verdicts import (
+    ALWAYS_NAMED,
+    local_agreement,
+    look_of,
+    ours_lines,
+    outcome,
+    short_names,
+    why_undecided,
+)
 from ematrace.results import Selector
 from ematrace.results import Table as Results
 from ematrace.results.schema import SCALES
@@ -122,7 +130,8 @@ def _control(claim: Claim, cells: Results) -> Text:
     for selector, name in zip(claim.control.of, short_names(claim.control.of), strict=True):
         measured = cells.sample(selector)
         if measured is not None:
-            found.append(f"{name if len(claim.control.of) > 1 else ''} {number(measured.mean)}".strip())
+            unit = f" {measured.unit}" if selector.metric in ALWAYS_NAMED else ""
+            found.append(f"{name if len(claim.control.of) > 1 else ''} {number(measured.mean)}{unit}".strip())
     missing = f"not measured; ematrace reproduce {claim.control.of[0].experiment}"
     return Text(f"{claim.control.what}: {'  '.join(found) or missing}")
 

@@ -22,6 +22,7 @@ READABLE = {
     "tokens_per_second": "tokens/s",
     "first_word_share": "share at position 0",
 }
+ALWAYS_NAMED = ("tokens_per_second",)  # its name is the unit, without which a number says nothing
 # More metrics than this, and a claim without a figure predicate shows only how many predicates hold.
 MAX_BARE = 4
 
@@ -66,6 +67,8 @@ def short_names(operands: Sequence[Selector | PaperFigure]) -> list[str]:
     ['W', 'D']
     >>> short_names([Selector("ablations", "within", {"level": i}) for i in (0, 1)])
     ['level 0', 'level 1']
+    >>> short_names([Selector("spen_streaming", "tokens_per_second", {"model": name}) for name in ("spen", "gpt2")])
+    ['SPEN tokens/s', 'GPT-2 tokens/s']
     """
     selectors = [o.of if isinstance(o, PaperFigure) else o for o in operands]
     names = [_name(operand, selector, selectors) for operand, selector in zip(operands, selectors, strict=True)]
@@ -79,7 +82,8 @@ def _name(operand: Selector | PaperFigure, selector: Selector, among: Sequence[S
         if any(peer.where.get(factor) != value for peer in peers):
             named = f"{value}-d" if factor == "dimensions" else f"{factor} {value}".replace("_", " ")
             pieces.append(value if isinstance(value, str) else named)
-    if any(peer.metric != selector.metric for peer in peers) or not pieces:
+    apart = any(peer.metric != selector.metric for peer in peers)
+    if apart or not pieces or selector.metric in ALWAYS_NAMED:
         pieces.append(LETTERS.get(selector.metric, selector.metric))
     pieces = [READABLE.get(piece, piece) for piece in pieces]
     if isinstance(operand, PaperFigure) and operand.minus:
