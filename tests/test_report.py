@@ -15,7 +15,7 @@ from bench_support import made_up_file
 from cells_support import make_file, make_row
 from ematrace.ledger import Claim, Claims, Direction, PaperFigure, load_claims, parse_claims
 from ematrace.report import write_report
-from ematrace.report.charts import LineChart, Mark, Segment
+from ematrace.report.charts import End, LineChart, Mark, Segment
 from ematrace.report.data import ReportData
 from ematrace.report.formatting import interval, number
 from ematrace.report.page import title_of
@@ -147,7 +147,7 @@ class TestPage:
     def test_counts_of_verdicts_are_the_ledgers(self, reader: Reader, data: ReportData) -> None:
         rows = data.rows
         [(_, text)] = reader.all("ul", **{"class": "tally"})
-        found = re.findall(r"(\d+) ((?:not |direction |answered: )?[a-z]+)", text)
+        found = re.findall(r"(\d+) ((?:not |direction |answered: )?[a-z]+(?: here)?)", text)
         assert {verdict: int(n) for n, verdict in found} == {
             **Counter(row.verdict for row in rows),
             "claims": len(rows),
@@ -203,6 +203,8 @@ class TestPage:
         ends = Sample(tuple(v for v in values_of(cells, L0_WITHIN) if v is not None)).interval
         whisker = next(s for s in chart.rows[0].shapes if isinstance(s, Segment) and s.style == "s0")
         assert [value_at(chart.axis, x) for x in (whisker.x1, whisker.x2)] == pytest.approx(ends, abs=1e-4)
+        ends_shown = [s.x for s in chart.rows[0].shapes if isinstance(s, End) and s.style == 0]
+        assert ends_shown == [whisker.x1, whisker.x2]  # drawn across, where a mark would hide the whisker
         hollow = next(s for s in chart.rows[0].shapes if isinstance(s, Mark) and s.hollow)
         assert value_at(chart.axis, hollow.x) == pytest.approx(0.795)
 
@@ -263,7 +265,7 @@ class TestFindings:
         where = {"reader": "probe", "trace": "slow", "lag": 1}
         assert f"{mean_of(cells, Selector('lag_decoding', 'word_accuracy', where)):.1%}" in content
         assert "The paper says" in content
-        assert "Not measured yet ematrace reproduce F5 --scale gpu (needs a CUDA GPU)" in cost
+        assert "Not measured yet ematrace reproduce spen_streaming --scale gpu (needs a CUDA GPU)" in cost
 
     def test_a_heading_follows_the_verdict(self, tmp_path: Path) -> None:
         """With traces that add nothing, the page must not say that they do."""
@@ -276,6 +278,12 @@ class TestFindings:
         page = render(recorded_only(tmp_path, *files), tmp_path)
         assert "EMA traces carry structure." not in page
         assert "The paper says that traces carry structure. Not reproduced here." in page
+
+    def test_a_finding_that_lacks_numbers_names_what_measures_them(self, tmp_path: Path) -> None:
+        """The claim's own experiment is there; what is missing is another one."""
+        page = render(recorded_only(tmp_path, *made_up("trace_probe", 3)), tmp_path)
+        structure = " ".join(Reader(page).all("section", **{"class": "finding"})[0][1].split())
+        assert "Not measured yet ematrace reproduce controls" in structure
 
     def test_nothing_is_found_without_results(self, empty_page: str) -> None:
         assert empty_page.count("Not measured yet") == 3
@@ -300,7 +308,7 @@ class TestMissingAndUnknown:
     def test_no_results_at_all(self, empty_page: str) -> None:
         reader = Reader(empty_page)
         for claim in load_claims():
-            assert "open" in reader.claim(claim.id)
+            assert ("not testable here" if claim.not_testable else "open") in reader.claim(claim.id)
         for section in SECTIONS:
             for name in section.experiments or ("robustness",):
                 assert f"ematrace reproduce {name}" in reader.section(section.id)

@@ -35,6 +35,17 @@ class Mark:
 
 
 @dataclass(frozen=True)
+class End:
+    """Of an interval, across it: longer than a mark is wide, so that an interval inside its mark shows too."""
+
+    x: float
+    y: float
+    style: int
+    upright: bool
+    kind: ClassVar[str] = "end"
+
+
+@dataclass(frozen=True)
 class Segment:
     x1: float
     y1: float
@@ -64,7 +75,7 @@ class Text:
     kind: ClassVar[str] = "text"
 
 
-Shape: TypeAlias = Mark | Segment | Box | Text
+Shape: TypeAlias = Mark | End | Segment | Box | Text
 
 
 @dataclass(frozen=True)
@@ -197,8 +208,8 @@ def dot_chart(
             if paper is not None:
                 shapes.append(Mark(axis.percent(paper), y, lane, hollow=True))
             if sample is not None and sample.known:
-                shapes += _whisker(axis, sample.interval, y, lane)
                 shapes.append(Mark(axis.percent(sample.mean), y, lane))
+                shapes += _whisker(axis, sample.interval, y, lane)
         apart = bool(groups) and i > 0 and groups[i] != groups[i - 1]
         rows.append(Row(label, shapes, height, values[i] if values else "", apart))
     keys = [Key(one.name, lane) for lane, one in enumerate(shown)] if len(shown) > 1 else []
@@ -210,7 +221,8 @@ def dot_chart(
 def _whisker(axis: Axis, ends: Interval | None, y: float, lane: int) -> list[Shape]:
     if ends is None or ends[0] == ends[1]:
         return []
-    return [Segment(axis.percent(ends[0]), y, axis.percent(ends[1]), y, f"s{lane % N_STYLES}")]
+    low, high = map(axis.percent, ends)
+    return [Segment(low, y, high, y, f"s{lane % N_STYLES}"), *(End(x, y, lane % N_STYLES, True) for x in (low, high))]
 
 
 @dataclass(frozen=True)
@@ -310,11 +322,11 @@ class LineChart(Part):
         kind = f"s{style} line" + ("" if line.marks else " guide") + (" dashed" if hollow else "")
         shapes: list[Shape] = [Segment(*before, *after, kind) for before, after in pairwise(places)]
         for point, (x, y) in zip(line.points, places, strict=True):
-            if point.ends is not None and point.ends[0] < point.ends[1]:
-                (_, low), (_, high) = (self.place(point.x, end) for end in point.ends)
-                shapes.append(Segment(x, low, x, high, f"s{style}"))
             if line.marks:
                 shapes.append(Mark(x, y, style, hollow))
+            if point.ends is not None and point.ends[0] < point.ends[1]:
+                (_, low), (_, high) = (self.place(point.x, end) for end in point.ends)
+                shapes += [Segment(x, low, x, high, f"s{style}"), *(End(x, y, style, False) for y in (low, high))]
         return shapes
 
 

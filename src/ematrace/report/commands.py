@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ematrace.bench.cells import is_benchmark
@@ -16,9 +17,9 @@ class Command:
     """What a machine has to have for it."""
 
 
-def command_for(experiment: str, data: ReportData) -> Command | None:
-    """None for an experiment that this version does not have."""
-    return _command(experiment, (experiment,), data)
+def command_for(experiments: Sequence[str], data: ReportData) -> Command | None:
+    """None for experiments of which this version does not have one."""
+    return _command(" ".join(experiments), experiments, data)
 
 
 def command_of(claim: Claim, data: ReportData) -> Command | None:
@@ -30,7 +31,7 @@ def command_of(claim: Claim, data: ReportData) -> Command | None:
     return _command(claim.id, claim.experiments, data)
 
 
-def _command(name: str, experiments: tuple[str, ...], data: ReportData) -> Command | None:
+def _command(name: str, experiments: Sequence[str], data: ReportData) -> Command | None:
     from ematrace.experiments import EXPERIMENTS
 
     known = set(EXPERIMENTS)  # names alone: a look at one of them imports torch

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from ematrace.bench.tables import count
 from ematrace.ledger import LedgerRow
 from ematrace.report.charts import LineChart, RowChart, Series, dot_chart, log_axis
-from ematrace.report.commands import Command, command_of
+from ematrace.report.commands import Command, command_for, command_of
 from ematrace.report.data import ReportData
 from ematrace.report.formatting import hardware_of, number
 from ematrace.report.sections.accuracy import rows_by, samples_of
@@ -23,6 +23,11 @@ from ematrace.report.verdicts import look_of
 from ematrace.results import Sample, Selector
 
 Chart = RowChart | LineChart
+# Headings where the verdict is neither yes nor no.
+UNCLEAR = {
+    "undecided": "Not decided: the interval excludes neither answer.",
+    "answered: mixed": "Mixed: part of it holds.",
+}
 
 
 @dataclass(frozen=True)
@@ -58,8 +63,10 @@ def build_finding(finding: Finding, data: ReportData) -> FindingView | None:
     samples = {name: data.sample(selector) for name, selector in finding.numbers.items()}
     texts = {name: shown(sample) for name, sample in samples.items() if sample is not None and sample.known}
     look = look_of(found.verdict)
-    if len(texts) < len(samples) or (heading := _heading(finding, found)) is None:
-        command = command_of(data.claims[finding.claim], data)
+    heading = _heading(finding, found)
+    if len(texts) < len(samples) or heading is None:
+        lacking = dict.fromkeys(finding.numbers[name].experiment for name in samples if name not in texts)
+        command = command_for(list(lacking), data) if lacking else command_of(data.claims[finding.claim], data)
         return FindingView(finding.topic, "Not measured yet", "", found.id, look.sign, found.verdict, None, command)
     first = data.select(next(iter(finding.numbers.values())))
     hardware = hardware_of(first.cells[0].cell.provenance) if first is not None else ""
@@ -82,12 +89,12 @@ def shown(sample: Sample) -> str:
 
 
 def _heading(finding: Finding, row: LedgerRow) -> str | None:
-    """None where there is no verdict."""
+    """None where there is nothing to say yet."""
     if row.verdict.startswith(("reproduced", "direction only", "answered: yes")):
         return finding.holds
     if row.verdict == "undecided":
         return "Not decided: the measured interval excludes neither side."
-    return finding.fails if row.verdict in ("not reproduced", "answered: no") else None
+    return finding.fails if row.verdict in ("not reproduced", "answered: no") else UNCLEAR.get(row.verdict)
 
 
 def structure_chart(data: ReportData) -> Chart | None:

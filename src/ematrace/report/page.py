@@ -118,7 +118,7 @@ def build_section(section: Section, data: ReportData) -> SectionView:
         section.lede,
         [(row, look_of(row.verdict)) for row in data.claims_about(section.about)],
         [part for part in parts if part is not None],
-        [(name, command_for(name, data)) for name in missing],
+        [(name, command_for([name], data)) for name in missing],
         present,
     )
 
