@@ -59,7 +59,7 @@ def test_the_design_is_the_plans() -> None:
         assert decides.ffn == arm.ffn
         assert decides.predictor == arm.predictor
     points = list(gap_predictors.grid("gpu", 5))
-    assert len(points) == len({(tuple(p.factors.items()), p.seed) for p in points}) == 5 * 2 * 19 + 3 * 14
+    assert len(points) == len({(tuple(p.factors.items()), p.seed) for p in points}) == 5 * 2 * 19 + 3 * 14 + 3 * 3
     assert {p.seed for p in points} == set(range(5))
     sweep = list(gap_predictor_rates.grid("gpu", 1))
     assert {p.seed for p in sweep} == {SEED}

@@ -20,13 +20,11 @@ from torch import Tensor
 
 from ematrace.experiments.base import Context, Experiment, Point, number
 from ematrace.experiments.gap_rates import DIRECT, RATES, UNBALANCED
-from ematrace.experiments.gap_task import SETTINGS, SPEN, Arm, ScoredText, budget_of, measure_arm
+from ematrace.experiments.gap_task import SCORED_AT_ONCE, SETTINGS, SPEN, Arm, ScoredText, budget_of, measure_arm
 from ematrace.mixers.ema_attention import EmaAttentionMixer
 from ematrace.models.block import Block
 from ematrace.results import Row
 from ematrace.spen.mixer import SpenMixer
-
-LOOKED_AT = 32  # windows
 
 
 @dataclass(frozen=True)
@@ -111,6 +109,8 @@ def grid(scale: str, seeds: int) -> Iterable[Point]:
         yield from _points((*ABLATION, *WIDE), "ablation", seed)
     for seed in range(min(seeds, FEWER_SEEDS)):
         yield from _points((*WAY, *WIDE_DENSE), "2m", seed)
+    for seed in range(min(seeds, FEWER_SEEDS)):
+        yield from _points(ABLATION[:3], "130m", seed)  # the paper's three
 
 
 def _points(arms: Iterable[PredictorArm], size: str, seed: int) -> Iterator[Point]:
@@ -128,9 +128,10 @@ def contributions(model: Any, text: ScoredText) -> list[Row]:
     `over_traces` is the ratio of their root mean squares, |W_e x̂| / |W_h h|. `unexplained` is |x - x̂|² / |x|²: 1 for a
     prediction of 0.
     """
-    ids = torch.from_numpy(text.windows[:LOOKED_AT, :-1]).to(model.device)
+    at_once = max(1, SCORED_AT_ONCE // text.windows.shape[1])
+    ids = torch.from_numpy(text.windows[:at_once, :-1]).to(model.device)
     with torch.no_grad(), _recorded(model) as found:
-        model(input_ids=ids, use_cache=False)
+        model(input_ids=ids, use_cache=False, logits_to_keep=1)
     rows = []
     for layer, parts in enumerate(found):
         metrics = {"over_traces": number(float(parts["added"].norm() / parts["traces"].norm()))}
