@@ -1,17 +1,25 @@
 """What does a context mechanism keep of the past, structure or content, and what does it cost?
 
-    ema_traces, EMATraces     exponential moving averages at several rates, as an operator and as a module
+    ematrace.traces           moving averages at several rates: ema_traces, EMATraces; `from ematrace import` both, too
     ematrace.mixers           context mechanisms, one file each: MIXERS, build_mixer, register_mixer
     ematrace.models           one transformers language model around any mixer: SkeletonConfig, SkeletonForCausalLM
     ematrace.spen             SPEN, a language model whose only context is traces: SpenForCausalLM, SpenStream
     ematrace.spcn             SPCN, a Hebbian network that finds grammatical roles, as a scikit-learn transformer
     ematrace.grammar          the formal grammar: load_grammar("A").sample(n, seed)
     ematrace.probes           linear probes, controls, lag decoding: RidgeProbe, wilson_interval
+    ematrace.baselines        one-hot features, a supervised tagger, language models without context
+    ematrace.text             corpora, tokenizers, packed and streamed tokens: open_source, train_bpe, pack
     ematrace.train            training from a config: TrainConfig, train, load_model
+    ematrace.evaluation       perplexity by domain and by position, models compared: evaluate, difference
+    ematrace.ops              operators of the models: gelu_topk, linear_cross_entropy
     ematrace.experiments      one file per table or figure: EXPERIMENTS, Experiment
     ematrace.results          what was measured, as cells selected by factors: Cell, Store, Table, Selector
     ematrace.ledger           the paper's claims, predicates over cells, verdicts: load_claims, build_ledger
+    ematrace.report           verdicts, tables and plots on one HTML page and in the terminal: write_report
+    ematrace.bench            contenders timed in turn, ceilings of the machine: Case, time_cases, ratio
+    ematrace.cli              the command `ematrace`
 
+Classes and functions have examples in their docstrings: `from ematrace.probes import RidgeProbe; help(RidgeProbe)`.
 The command `ematrace --help` lists what can be run without writing Python.
 
 >>> import torch

@@ -22,6 +22,8 @@ from ematrace.baselines.language import ContextFree, Uniform, Unigram
 from ematrace.results import collect_provenance
 from ematrace.text import Document, DocumentEncoder
 
+__all__ = ["Difference", "Evaluation", "Score", "difference", "evaluate"]
+
 RECURRENT_STEPS = 1024
 """Tokens per forward pass of a recurrent model. Its state is carried over, so the scores do not depend on it."""
 BLOCK = 128
@@ -33,7 +35,14 @@ DOCUMENTS_SORTED = 64
 
 @dataclass
 class Score:
-    """Negative log-likelihood in nats, summed document by document."""
+    """Negative log-likelihood in nats, summed document by document.
+
+    >>> score = Score()
+    >>> score.add(nats=300.0, tokens=100)
+    >>> score.add(nats=500.0, tokens=100)
+    >>> score.cross_entropy, round(score.perplexity, 1), score.interval_over
+    (4.0, 54.6, '2 documents')
+    """
 
     documents: int = 0
     tokens: int = 0
@@ -120,7 +129,15 @@ class ScoredDocument:
 
 @dataclass
 class Evaluation:
-    """Scores of a model, and of baselines without context on the same tokens."""
+    """Scores of a model, and of baselines without context on the same tokens.
+
+    >>> import numpy as np
+    >>> from ematrace.text import Document
+    >>> result = Evaluation()
+    >>> result.add(Document("the cat", "1", "tales"), ids=np.array([5, 6]), nats=np.array([3.0, 1.0]), baselines={})
+    >>> result.total.cross_entropy, list(result.domains), round(result.bits_per_byte, 3)
+    (2.0, ['tales'], 0.824)
+    """
 
     tokenizer: str = ""
     """Its fingerprint: only models of one tokenizer can be compared token by token."""
@@ -174,7 +191,11 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class Difference:
-    """A model's score minus another's on the same text, paired; negative where it is better."""
+    """A model's score minus another's on the same text, paired; negative where it is better.
+
+    >>> Difference(-0.5, (-0.6, -0.4), "nats per token", over="5 documents").to_json()["mean"]
+    -0.5
+    """
 
     mean: float
     interval: tuple[float, float]
@@ -188,7 +209,19 @@ class Difference:
 
 
 def difference(ours: Evaluation, theirs: Evaluation) -> Difference:
-    """In nats per token, or in bits per byte where the tokenizers differ; over documents, or over blocks of a few."""
+    """In nats per token, or in bits per byte where the tokenizers differ; over documents, or over blocks of a few.
+
+    >>> import numpy as np
+    >>> from ematrace.text import Document
+    >>> def scored(nats):
+    ...     result = Evaluation()
+    ...     for n in range(5):
+    ...         result.add(Document("the cat", str(n), "tales"), np.array([5, 6]), np.array([nats, n]), baselines={})
+    ...     return result
+    >>> found = difference(scored(nats=2.0), scored(nats=3.0))
+    >>> found.mean, found.unit, found.over
+    (-0.5, 'nats per token', '5 documents')
+    """
     if {n: d.n_bytes for n, d in ours.scored.items()} != {n: d.n_bytes for n, d in theirs.scored.items()}:
         raise ValueError("the models were not evaluated on the same documents")
     pairs = [(ours.scored[number], theirs.scored[number]) for number in sorted(ours.scored)]
@@ -217,7 +250,16 @@ def evaluate(
     unigram: Unigram | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> Evaluation:
-    """Score documents, at most `max_tokens` tokens; `context` limits the tokens that the model sees."""
+    """Score documents, at most `max_tokens` tokens; `context` limits the tokens that the model sees.
+
+    >>> from ematrace.text import Document, train_bpe
+    >>> from ematrace.train import build_model
+    >>> tokenizer = train_bpe(["the cat sees the dog"], vocab_size=280)
+    >>> model = build_model("spen-tiny", len(tokenizer))  # not trained
+    >>> result = evaluate(model, tokenizer, [Document("the cat sees the dog", "1", "tales")])
+    >>> result.total.tokens, abs(result.total.cross_entropy - result.baselines["uniform"].cross_entropy) < 0.5
+    (6, True)
+    """
     for name, limit in (("context", context), ("max_tokens", max_tokens)):
         if limit is not None and limit < 1:
             raise ValueError(f"{name} is {limit}; it must be at least 1")

@@ -21,6 +21,8 @@ from torch import Tensor, nn
 from ematrace.baselines.fast_gru import gru_states
 from ematrace.baselines.tokens import Ints, Tokens, tokenize
 
+__all__ = ["BiGRUSettings", "BiGRUTagger"]
+
 Unseen = Literal["untrained", "zero", "mean"]
 Show = Literal["context", "word"]
 Progress = Callable[[int, int, float], None]
@@ -31,6 +33,12 @@ _PREDICT_BATCH = 512
 
 @dataclass(frozen=True)
 class BiGRUSettings:
+    """The paper's, and what it leaves open.
+
+    >>> BiGRUSettings(epochs=20).hidden
+    256
+    """
+
     hidden: int = 256
     """units per direction"""
     embedding: int = 64
@@ -99,6 +107,15 @@ class BiGRUTagger:
 
     After `fit`: `network_`, `vocabulary_`, `roles_`, `seen_` (bool per word of the vocabulary: was it in the training
     sentences), `history_` (one `EpochRecord` per epoch).
+
+    >>> from ematrace.grammar import load_grammar
+    >>> grammar = load_grammar("A")
+    >>> sentences = grammar.sample(40, seed=0)
+    >>> words, roles = [s.words for s in sentences], [s.roles for s in sentences]
+    >>> settings = BiGRUSettings(hidden=16, embedding=16, epochs=10, lr=0.05)
+    >>> tagger = BiGRUTagger(settings).fit(words, roles, grammar.words)
+    >>> tagger.predict([["the", "cat", "sleeps"]])
+    [('det_agent', 'noun_agent', 'verb_intrans')]
     """
 
     def __init__(self, settings: BiGRUSettings | None = None, random_state: int = 0) -> None:

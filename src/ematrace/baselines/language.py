@@ -8,12 +8,18 @@ import numpy as np
 
 from ematrace.files import write_atomically
 
+__all__ = ["ContextFree", "Uniform", "Unigram"]
+
 UNIGRAM = "unigram.safetensors"
 """Name of `Unigram`'s file in a model's folder: the token counts of its training text."""
 
 
 class ContextFree:
-    """The same distribution at every position: p(token) = exp(log_probs[token])."""
+    """The same distribution at every position: p(token) = exp(log_probs[token]).
+
+    >>> Uniform(vocab_size=4).nll([0, 3])  # 2 ln 4
+    2.772588722239781
+    """
 
     log_probs: np.ndarray  # float64 [vocab_size]
 
@@ -32,7 +38,13 @@ class ContextFree:
 
 
 class Unigram(ContextFree):
-    """p(token) = (count + smoothing) / (Σ counts + smoothing · vocab_size)."""
+    """p(token) = (count + smoothing) / (Σ counts + smoothing · vocab_size).
+
+    >>> import numpy as np
+    >>> unigram = Unigram(counts=np.array([8, 1, 0]), smoothing=1.0)
+    >>> np.exp(unigram.log_probs).round(3).tolist()
+    [0.75, 0.167, 0.083]
+    """
 
     def __init__(self, counts: np.ndarray, smoothing: float = 1.0) -> None:
         counts = np.asarray(counts, dtype=np.int64)
@@ -69,7 +81,11 @@ class Unigram(ContextFree):
 
 
 class Uniform(ContextFree):
-    """p(token) = 1 / vocab_size."""
+    """p(token) = 1 / vocab_size.
+
+    >>> round(Uniform(vocab_size=4096).nll([17]), 3)
+    8.318
+    """
 
     def __init__(self, vocab_size: int) -> None:
         if vocab_size < 1:

@@ -13,6 +13,8 @@ from numpy.typing import NDArray
 
 from ematrace.baselines.tokens import Ints, Tokens, tokenize
 
+__all__ = ["current_token", "ema_of_onehots", "merged_ema", "position", "window"]
+
 Sentences = Sequence[Sequence[str]]
 Features = NDArray[np.float32]
 
@@ -27,7 +29,13 @@ def _one_hot(ids: Ints, d: int) -> Features:
 
 
 def current_token(sentences: Sentences, vocabulary: Sequence[str]) -> Features:
-    """The word itself and nothing around it."""
+    """The word itself and nothing around it.
+
+    >>> current_token([["a", "cat"], ["cat"]], vocabulary=["a", "cat"])
+    array([[1., 0.],
+           [0., 1.],
+           [0., 1.]], dtype=float32)
+    """
     return _one_hot(tokenize(sentences, vocabulary).ids, len(vocabulary))
 
 
@@ -56,6 +64,10 @@ def ema_of_onehots(sentences: Sentences, vocabulary: Sequence[str]) -> Features:
     """Traces h_t = (1 - alpha) h_{t-1} + alpha x_t of one-hot words x, starting from 0 in each sentence.
 
     Columns: [x_t | forward trace per alpha | backward trace per alpha], each block as wide as the vocabulary.
+
+    >>> ema_of_onehots([["a", "cat"]], vocabulary=["a", "cat"])[:, :4]  # the word, then its trace at α = 0.5
+    array([[1.  , 0.  , 0.5 , 0.  ],
+           [0.  , 1.  , 0.25, 0.5 ]], dtype=float32)
     """
     return _ema_features(tokenize(sentences, vocabulary), len(vocabulary))
 
@@ -65,6 +77,11 @@ def merged_ema(sentences: Sentences, vocabulary: Sequence[str], function_words: 
 
     Symbols: the function words in the order of the vocabulary, then the one for content. A probe of this knows no
     content word.
+
+    >>> vocabulary = ["a", "cat", "dog"]
+    >>> features = [merged_ema([["a", noun]], vocabulary, function_words=["a"]) for noun in ("cat", "dog")]
+    >>> (features[0] == features[1]).all().item()
+    True
     """
     if missing := set(function_words) - set(vocabulary):
         raise ValueError(f"function words {sorted(missing)} are not in the vocabulary")
@@ -77,7 +94,12 @@ def merged_ema(sentences: Sentences, vocabulary: Sequence[str], function_words: 
 
 
 def window(sentences: Sentences, vocabulary: Sequence[str], radius: int) -> Features:
-    """One-hot words at t - radius, ..., t, ..., t + radius; zeros beyond the sentence."""
+    """One-hot words at t - radius, ..., t, ..., t + radius; zeros beyond the sentence.
+
+    >>> window([["a", "cat"]], vocabulary=["a", "cat"], radius=1)  # before, here, after
+    array([[0., 0., 1., 0., 0., 1.],
+           [1., 0., 0., 1., 0., 0.]], dtype=float32)
+    """
     if radius < 0:
         raise ValueError(f"radius must not be negative, got {radius}")
     tokens = tokenize(sentences, vocabulary)
@@ -90,7 +112,13 @@ def window(sentences: Sentences, vocabulary: Sequence[str], radius: int) -> Feat
 
 
 def position(sentences: Sentences, max_length: int) -> Features:
-    """Position from the start of the sentence, nothing else; positions from `max_length` - 1 on share a column."""
+    """Position from the start of the sentence, nothing else; positions from `max_length` - 1 on share a column.
+
+    >>> position([["a", "big", "cat"]], max_length=2)
+    array([[1., 0.],
+           [0., 1.],
+           [0., 1.]], dtype=float32)
+    """
     if max_length < 1:
         raise ValueError(f"max_length must be positive, got {max_length}")
     lengths = np.fromiter(map(len, sentences), dtype=np.int64, count=len(sentences))

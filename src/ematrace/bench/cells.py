@@ -60,6 +60,10 @@ class Comparison(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_d
     """Cells whose times are divided: those with the factors `over` by those with `under`, both with `where`.
 
     Two cells are a pair if all their other factors are equal. With `per`, times are taken per token or per byte.
+
+    >>> comparison = Comparison(over={"contender": "theirs"}, under={"contender": "ours"}, where={"pass": "forward"})
+    >>> f"{label(comparison.over)} / {label(comparison.under)}, {label(comparison.where)}"
+    'theirs / ours, forward'
     """
 
     over: Mapping[Name, Factor]
@@ -69,7 +73,12 @@ class Comparison(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_d
 
 
 class About(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What the settings of every benchmark say. `checks` is what was compared with the reference before timing."""
+    """What the settings of every benchmark say. `checks` is what was compared with the reference before timing.
+
+    >>> import msgspec
+    >>> msgspec.to_builtins(About("Sums of a list", checks=["both sums are equal"], quick=True))
+    {'title': 'Sums of a list', 'checks': ['both sums are equal'], 'quick': True}
+    """
 
     title: str
     checks: list[str]
@@ -82,7 +91,15 @@ class About(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def is_benchmark(cell: Cell) -> bool:
-    """Benchmarks and experiments share the store; only benchmarks have `checks` in their settings."""
+    """Benchmarks and experiments share the store; only benchmarks have `checks` in their settings.
+
+    >>> from ematrace.results import CellFile, collect_provenance
+    >>> rows = [timing_row({"contender": "ours"}, Timing((0.5,)))]
+    >>> settings = {"title": "Sums of a list", "checks": ["both sums are equal"]}
+    >>> file = CellFile(2, "sums", "cpu", 0, {}, settings, collect_provenance(1.5), rows)
+    >>> is_benchmark(file.unpack()[0])
+    True
+    """
     return "checks" in cell.settings
 
 
@@ -103,7 +120,14 @@ def label(factors: Factors) -> str:
 
 @dataclass(frozen=True)
 class Case:
-    """One thing to time: its factors, and what one call needs to move and compute at the least."""
+    """One thing to time: its factors, and what one call needs to move and compute at the least.
+
+    >>> numbers = list(range(1000))
+    >>> case = Case({"contender": "sum"}, lambda: sum(numbers), tokens=1000)
+    >>> row = time_cases([case], repetitions=3)[0]
+    >>> row.metrics["tokens"].value, len(row.metrics["seconds"].repetitions)
+    (1000.0, 3)
+    """
 
     factors: Factors
     call: Callable[[], object]
@@ -126,6 +150,13 @@ def time_cases(
     """Time all cases in turn in every repetition; a cell for each.
 
     CUDA events on a GPU; the wall clock on a CPU, which is also the default.
+
+    >>> numbers = list(range(1000))
+    >>> cases = [Case({"contender": "sum"}, lambda: sum(numbers)), Case({"contender": "max"}, lambda: max(numbers))]
+    >>> for row in time_cases(cases, repetitions=3):
+    ...     print(label(row.factors), row.metrics["seconds"].unit, len(row.metrics["seconds"].repetitions))
+    sum s 3
+    max s 3
     """
     by_label = {label(case.factors): case for case in cases}
     if len(by_label) < len(cases):
@@ -160,7 +191,12 @@ def timing_row(
     tokens: float = 0,
     **others: Metric,
 ) -> Row:
-    """A cell of one timing; an amount of 0 does not apply."""
+    """A cell of one timing; an amount of 0 does not apply.
+
+    >>> row = timing_row({"contender": "ours"}, Timing((0.2, 0.3, 0.7)), tokens=60)
+    >>> row.metrics["seconds"].value, row.metrics["tokens"].value
+    (0.3, 60.0)
+    """
     seconds = Metric(timing.median, "s", better="low", repetitions=timing.seconds)
     amounts = {"bytes": bytes, "operations": operations, "tokens": tokens}
     for name, amount in amounts.items():

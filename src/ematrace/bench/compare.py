@@ -34,6 +34,14 @@ def ratio(
     Both ran in turn in every repetition, so a moment that slows both down cancels. `ratio(table, "traces_gpu",
     over={"contender": "fla"}, under={"contender": "ematrace"}, where={"pass": "forward"})` says how many times as long
     fla takes. None where a cell is missing. With `per`, the times of one token or byte are divided.
+
+    >>> from ematrace.results import CellFile, collect_provenance
+    >>> seconds = {"ours": (1.0, 1.2, 1.1), "theirs": (2.0, 3.0, 2.2)}
+    >>> rows = [timing_row({"contender": name}, Timing(of)) for name, of in seconds.items()]
+    >>> settings = {"title": "Sums of a list", "checks": ["both sums are equal"]}
+    >>> run = Run.of_file(CellFile(2, "sums", "cpu", 0, {}, settings, collect_provenance(1.5), rows))
+    >>> ratio(run.table, "sums", over={"contender": "theirs"}, under={"contender": "ours"})
+    (2.0, 2.0, 2.5)
     """
     sides = [{**(where or {}), **side} for side in (over, under)]
     metrics = ["seconds", *([per] if per else [])]
@@ -55,6 +63,13 @@ def share(table: Table, benchmark: str, ceiling: str, where: Factors) -> float |
 
     What the work needs at the least (bytes for "copy" and "read", operations for "matmul"), over its median time and
     the ceiling of the same run.
+
+    >>> from ematrace.results import CellFile, collect_provenance
+    >>> rows = [timing_row({"contender": "ours"}, Timing((0.5,)), bytes=1e9), ceiling_row("copy", 4e9)]
+    >>> settings = {"title": "Sums of a list", "checks": ["both sums are equal"]}
+    >>> run = Run.of_file(CellFile(2, "sums", "cpu", 0, {}, settings, collect_provenance(1.5), rows))
+    >>> share(run.table, "sums", "copy", where={"contender": "ours"})  # 2 of 4 GB/s
+    0.5
     """
     amount, rate = CEILINGS[ceiling]
     asked = [("seconds", where), (amount, where), (rate, {"ceiling": ceiling})]
@@ -98,7 +113,12 @@ def timing_of(seconds: Metric, source: object) -> Timing:
 
 @dataclass(frozen=True)
 class Timed:
-    """A cell with a time."""
+    """A cell with a time.
+
+    >>> timed = Timed({"contender": "ours"}, Timing((0.5, 0.4, 0.9)), bytes=1e9, operations=0, tokens=100)
+    >>> timed.label, timed.tokens_per_second, timed.bytes_per_second
+    ('ours', 200.0, 2000000000.0)
+    """
 
     factors: Factors
     timing: Timing
@@ -127,6 +147,14 @@ class Run:
     """One run of a benchmark, for tables and plots.
 
     Every problem of its cells is a `ResultError` that names their file.
+
+    >>> from ematrace.results import CellFile, collect_provenance
+    >>> seconds = {"ours": (1.0, 1.2, 1.1), "theirs": (2.0, 3.0, 2.2)}
+    >>> rows = [timing_row({"contender": name}, Timing(of)) for name, of in seconds.items()]
+    >>> settings = {"title": "Sums of a list", "checks": ["both sums are equal"]}
+    >>> run = Run.of_file(CellFile(2, "sums", "cpu", 0, {}, settings, collect_provenance(1.5), rows))
+    >>> run.about.title, [(timed.label, timed.timing.median) for timed in run.timed]
+    ('Sums of a list', [('ours', 1.1), ('theirs', 2.2)])
     """
 
     def __init__(self, cells: Iterable[StoredCell]) -> None:
@@ -264,7 +292,15 @@ def comparison_label(comparison: Comparison, rest: Factors) -> str:
 
 
 def runs_of(table: Table) -> list[Run]:
-    """Every run of a benchmark in a table: by name, recorded ones first, the newest first."""
+    """Every run of a benchmark in a table: by name, recorded ones first, the newest first.
+
+    >>> from ematrace.results import CellFile, collect_provenance
+    >>> rows = [timing_row({"contender": "ours"}, Timing((0.5,)))]
+    >>> settings = {"title": "Sums of a list", "checks": ["both sums are equal"]}
+    >>> run = Run.of_file(CellFile(2, "sums", "cpu", 0, {}, settings, collect_provenance(1.5), rows))
+    >>> [run.benchmark for run in runs_of(run.table)]
+    ['sums']
+    """
     by_path: dict[Path, list[StoredCell]] = {}
     for stored in table.cells:
         if is_benchmark(stored.cell):

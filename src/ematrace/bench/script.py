@@ -32,7 +32,11 @@ _BEGUN = time.monotonic()
 
 
 def parser(doc: str | None, quick: str) -> argparse.ArgumentParser:
-    """The options of every benchmark; `quick` says what `--quick` does."""
+    """The options of every benchmark; `quick` says what `--quick` does.
+
+    >>> parser("Sums of a list.", quick="a list of ten").parse_args(["--quick"])
+    Namespace(quick=True, record=None, force=False)
+    """
     made = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     made.add_argument("--quick", action="store_true", help=f"{quick}; the times say nothing")
     made.add_argument(RECORD, type=Path, metavar="DIR", help="write DIR/<benchmark>/... (with --quick, DIR/quick/...)")
@@ -41,7 +45,11 @@ def parser(doc: str | None, quick: str) -> argparse.ArgumentParser:
 
 
 def gpu_unless_quick(quick: bool) -> torch.device:
-    """The GPU; with `--quick` the CPU where there is none."""
+    """The GPU; with `--quick` the CPU where there is none.
+
+    >>> gpu_unless_quick(quick=True).type in ("cpu", "cuda")
+    True
+    """
     import torch
 
     if torch.cuda.is_available():
@@ -70,6 +78,15 @@ def finish(
 
     What was timed while other programs were busy is not written, unless by `force`; with `makes_load`, the script runs
     those programs itself, and they are not counted.
+
+    >>> import io
+    >>> import json
+    >>> from contextlib import redirect_stdout
+    >>> rows = [timing_row({"contender": "ours"}, Timing((0.5,)))]
+    >>> with redirect_stdout(io.StringIO()) as printed:
+    ...     file = finish("sums", "Sums of a list", rows, scale="cpu", checks=["both sums are equal"], quick=True)
+    >>> json.loads(printed.getvalue().splitlines()[-1])["settings"]["checks"]  # the last line is the file
+    ['both sums are equal']
     """
     from rich.console import Console
 
@@ -102,7 +119,14 @@ def finish(
 
 
 def too_busy(file: CellFile) -> str | None:
-    """Why a run's times say little, or None: others used the processors. Toy sizes say nothing anyway."""
+    """Why a run's times say little, or None: others used the processors. Toy sizes say nothing anyway.
+
+    >>> from ematrace.results import CellFile, collect_provenance
+    >>> settings = {"title": "Sums of a list", "checks": [], "other_load": 1.5}
+    >>> file = CellFile(2, "sums", "cpu", 0, {}, settings, collect_provenance(1.5), [])
+    >>> too_busy(file).partition(" of ")[0]
+    'other programs kept 1.5'
+    """
     load = file.settings.get("other_load")
     if file.settings.get("quick") or not isinstance(load, float) or load <= MOST_LOAD:
         return None
@@ -114,7 +138,17 @@ def load_in_words(load: float) -> str:
 
 
 def write_run(file: CellFile, folder: Path) -> Path:
-    """`<folder>/<benchmark>/<name>`; toy sizes go to `<folder>/quick/`, where no store takes them for evidence."""
+    """`<folder>/<benchmark>/<name>`; toy sizes go to `<folder>/quick/`, where no store takes them for evidence.
+
+    >>> from pathlib import Path
+    >>> from tempfile import TemporaryDirectory
+    >>> from ematrace.results import CellFile, collect_provenance
+    >>> settings = {"title": "Sums of a list", "checks": [], "quick": True}
+    >>> with TemporaryDirectory() as folder:
+    ...     file = CellFile(2, "sums", "cpu", 0, {}, settings, collect_provenance(1.5), [])
+    ...     write_run(file, Path(folder)).relative_to(folder).as_posix()
+    'quick/sums/seed-0_cpu.json'
+    """
     return write_file(file, folder / QUICK if file.settings.get("quick") else folder)
 
 

@@ -9,7 +9,13 @@ __all__ = ["main"]
 
 
 def main() -> None:
-    """Entry point. Exit codes: 0 success, 1 an experiment or check failed, 2 bad input or needs, 130 Ctrl-C."""
+    """Entry point. Exit codes: 0 success, 1 an experiment or check failed, 2 bad input or needs, 130 Ctrl-C.
+
+    >>> from unittest.mock import patch
+    >>> with patch("sys.argv", ["ematrace", "--version"]):
+    ...     main()  # doctest: +ELLIPSIS
+    ematrace ... (Python ..., torch ...)
+    """
     try:
         try:
             from ematrace.cli.app import run  # here, as Ctrl-C may come while modules are imported
