@@ -14,6 +14,7 @@ import torch
 from cells_support import make_file
 from ematrace import cli
 from ematrace.cli.reproduce import experiments_for
+from ematrace.experiments import EXPERIMENTS
 from ematrace.ledger import load_claims
 from ematrace.results import Metric, Row, write_file
 from runner_support import files_in, working_in, write_own
@@ -147,15 +148,15 @@ def test_the_long_ledger_names_every_claim(call):
     assert all(claim.id in out for claim in load_claims())
 
 
-def test_the_ledger_is_a_screen_and_names_every_claim_that_has_an_experiment(call, monkeypatch):
+def test_the_ledger_is_short_and_names_every_claim_that_has_an_experiment(call, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     status, out, _ = call("ledger")
     assert status == 0
     claims = [claim for claim in load_claims() if claim.selectors]
     assert all(f" {claim.id} " in out and claim.title in out for claim in claims)
-    assert "F1 to F4: no experiment yet" in out
-    assert "○ 50 open" in out
-    assert len(out.splitlines()) <= 24
+    assert "F2, F4: no experiment yet" in out
+    assert "○ 49 open" in out
+    assert len(out.splitlines()) <= 32
     assert max(map(len, out.splitlines())) <= 80
 
 
@@ -218,7 +219,7 @@ def test_brackets_in_a_name_are_no_traceback(call):
         (("trace_probe", "C99"), ("'C99'",)),
         (("trace_prob",), ("did you mean trace_probe?",)),
         (("position", "--scale", "gpu"), ("--scale gpu", "none")),
-        (("C23",), ("no experiment tests C23 yet", "open")),
+        (("C31",), ("no experiment tests C31 yet", "open")),
         (("trace_probe", "--seeds", "0"), ("--seeds", "0")),
         (("trace_probe", "--seeds", "-3"), ("--seeds", "-3")),
         (("trace_probe", "--jobs", "0"), ("--jobs", "0")),
@@ -276,7 +277,8 @@ def test_every_command_of_the_ledger_runs_or_says_what_it_needs(call):
             assert err == ""
             run += [arguments[1]] if out.endswith("missing: nothing\n") else []
         else:
-            assert err.startswith(f"error: no experiment tests {arguments[1]} yet")
+            needs = ("no experiment tests {} yet", "{} needs a GPU", "{} is not testable here")
+            assert err.startswith(tuple(f"error: {text.format(arguments[1])}" for text in needs))
     assert len(run) >= 25
 
 
@@ -291,8 +293,12 @@ def test_claims_stand_for_their_experiments():
 def test_nothing_means_everything_that_bears_on_a_claim():
     claims = load_claims()
     bearing = {name for claim in claims for name in claim.experiments}
-    assert set(experiments_for([], claims)) == bearing | {"robustness"}
+    assert set(experiments_for([], claims, "gpu")) == bearing | {"robustness"} | ({"gap"} & set(EXPERIMENTS))
     assert "choices" not in bearing
+    assert set(experiments_for([], claims)) < set(experiments_for([], claims, "gpu"))
+    with pytest.raises(ValueError, match=r"C25 needs a GPU.*: ematrace reproduce C25 --scale gpu --data SOURCE"):
+        experiments_for(["C25"], claims)
+    assert experiments_for(["C25"], claims, "gpu") == ("gap_130m",)
 
 
 def test_an_option_that_is_not_a_number_is_refused(call, away):

@@ -288,6 +288,7 @@ class TestUndecided:
             *((">", 0.30, True, False), (">", 0.40, False, True), (">", 0.50, False, False)),
             *(("<", 0.30, False, False), ("<", 0.40, False, True), ("<", 0.50, True, False)),
             *(("not >", 0.30, False, False), ("not >", 0.40, True, False)),
+            *(("within", 0.30, False, False), ("within", 0.40, False, True), ("within", 0.50, True, False)),
         ],
     )
     def test_a_difference(self, op: str, by: float, holds: bool, undecided: bool) -> None:
@@ -309,6 +310,10 @@ class TestUndecided:
     @pytest.mark.parametrize(("paper", "undecided"), [(0.91, False), (0.94, True), (0.88, True), (0.5, False)])
     def test_a_figure(self, paper: float, undecided: bool) -> None:
         assert figure(HIGH, paper).undecided is undecided
+
+    def test_a_band_takes_the_place_of_the_tolerance(self) -> None:
+        wide = PaperFigure(parse("one/a"), 0.5, "accuracy", band=(0.4, 0.95))
+        assert check_figure(wide, make_table(*make_runs("one", a=HIGH)).select).holds
 
     def test_a_point_decides(self) -> None:
         assert not compare(">", Sample((0.5,)), Sample((0.6,))).undecided

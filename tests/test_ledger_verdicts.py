@@ -140,6 +140,15 @@ class TestRow:
         assert row.scale == "cpu"
 
 
+def test_seeds_that_settings_were_chosen_on_are_no_evidence() -> None:
+    """A rate that was swept on such a seed would make the selector ambiguous, too."""
+    runs = make_runs("one", a=HIGH, factors={"lr": 1})
+    swept = make_runs("one", (1000,), a=Sample((0.1,)), factors={"lr": 2})
+    claims = Claims((make_claim(more("one/a", 0.5)),), unpublished={"seed": 1000})
+    (row,) = build_ledger(make_table(*runs, *swept), claims)
+    assert (row.verdict, row.n_seeds) == ("reproduced", 3)
+
+
 class TestChoiceOfCells:
     """`test_results_select.py` has the rule: most seeds, then this machine's, then the newest."""
 
@@ -240,7 +249,8 @@ class TestPaperClaims:
     def test_no_claim_is_ever_missing(self) -> None:
         rows = build_ledger(make_table())
         assert [row.id for row in rows] == [claim.id for claim in load_claims()]
-        assert {row.verdict for row in rows} == {"open"}
+        assert {row.verdict for row in rows} == {"open", "not testable here"}
+        assert [row.id for row in rows if row.verdict != "open"] == ["C23"]
 
     def test_on_made_up_cells(self) -> None:
         # C41 is false by construction here: 512-d probes have fewer parameters. C16 has ties only.
@@ -283,7 +293,7 @@ def counts(robustness: dict[str, Any] | None) -> list[tuple[int, int]] | None:
     return [(share["holds"], share["conditions"]) for share in (robustness, *robustness["checks"])]
 
 
-@pytest.mark.parametrize("id", BEFORE)
+@pytest.mark.parametrize("id", [id for id, row in BEFORE.items() if row["checks"]])
 def test_figures_are_those_of_version_0_1(ledger: dict[str, dict[str, Any]], id: str) -> None:
     """The same results gave the same numbers before they were kept as cells."""
     now, before = ledger[id], BEFORE[id]

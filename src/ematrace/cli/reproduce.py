@@ -18,9 +18,10 @@ from ematrace.results.store import Store
 
 if TYPE_CHECKING:
     from ematrace.experiments.runner import Plan, Unit
-    from ematrace.ledger import Claims
+    from ematrace.ledger import Claim, Claims
 
 MOST_CARDS = 3
+SHOWN = ("gap",)  # The page opens with it, also where no claim can rest on it.
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,7 @@ def reproduce(command: Reproduce, console: Console, error_console: Console) -> N
     from ematrace.ledger import load_claims
 
     claims = all_claims(load_claims(), command)  # a claim that is wrong is found out before anything runs
-    plan = make_plan(replace(command, names=experiments_for(command.names, claims)))
+    plan = make_plan(replace(command, names=experiments_for(command.names, claims, command.scale)))
     if not command.names:
         plan = plan.without_missing()
     if command.dry_run:
@@ -124,20 +125,23 @@ def show_verdicts(plan: Plan, command: Reproduce, claims: Claims, console: Conso
         console.print("", table, f"ematrace ledger {shown[0]} shows one of them alone", sep="\n", highlight=False)
 
 
-def experiments_for(names: Sequence[str], claims: Claims) -> tuple[str, ...]:
-    """The experiments behind a list of experiments and claims; all that bear on claims for an empty list."""
+def experiments_for(names: Sequence[str], claims: Claims, scale: str = "cpu") -> tuple[str, ...]:
+    """The experiments behind a list of experiments and claims; all that bear on claims for an empty list.
+
+    Toys, which some experiments train without a GPU, bear on none.
+    """
     from ematrace.experiments import EXPERIMENTS
     from ematrace.experiments.discovery import is_own
 
     if not names:
-        bearing = {name for claim in claims for name in claim.experiments}
-        return (*(name for name in EXPERIMENTS if name in bearing), ROBUSTNESS)
+        bearing = {name for claim in claims for name in claim.experiments if _bears_on(name, claim, scale)}
+        return (*(name for name in EXPERIMENTS if name in bearing or name in SHOWN), ROBUSTNESS)
     found: list[str] = []
     for name in names:
         if name in EXPERIMENTS or name == ROBUSTNESS or is_own(name):
             found.append(name)
         elif claims.get(name) is not None:
-            found += _experiments_of(name, claims)
+            found += _experiments_of(name, claims, scale)
         else:
             known = [*EXPERIMENTS, ROBUSTNESS]
             hint = did_you_mean(name, [*known, *(claim.id for claim in claims)])
@@ -146,7 +150,15 @@ def experiments_for(names: Sequence[str], claims: Claims) -> tuple[str, ...]:
     return tuple(dict.fromkeys(found))
 
 
-def _experiments_of(name: str, claims: Claims) -> tuple[str, ...]:
+def _bears_on(experiment: str, claim: Claim, scale: str) -> bool:
+    """Whether cells of this scale can be what the claim speaks of."""
+    from ematrace.experiments import EXPERIMENTS
+
+    wheres = [selector.where for selector in claim.selectors if selector.experiment == experiment]
+    return experiment in EXPERIMENTS and any(EXPERIMENTS[experiment].measures(where, scale) for where in wheres)
+
+
+def _experiments_of(name: str, claims: Claims, scale: str) -> tuple[str, ...]:
     from ematrace.experiments import EXPERIMENTS
 
     claim = claims.find(name)
@@ -159,6 +171,9 @@ def _experiments_of(name: str, claims: Claims) -> tuple[str, ...]:
     for experiment in claim.experiments:
         if experiment not in EXPERIMENTS:
             raise ValueError(f"{claim.id} rests on the benchmark {experiment}: ematrace bench {experiment}")
+        if not _bears_on(experiment, claim, scale):
+            command = f"ematrace reproduce {claim.id} --scale gpu --data SOURCE"
+            raise ValueError(f"{claim.id} needs a GPU, since {experiment} trains only toys without one: {command}")
     return claim.experiments
 
 

@@ -90,7 +90,7 @@ def find_claim(text: str, claims: Claims) -> Claim:
 def show_cards(ids: Sequence[str], rows: Sequence[LedgerRow], claims: Claims, cells: Table, console: Console) -> None:
     from ematrace.report.card import claim_card
 
-    of_id, evidence = {row.id: row for row in rows}, cells.at(claims.defaults)
+    of_id, evidence = {row.id: row for row in rows}, claims.choose(cells)
     for i, id in enumerate(dict.fromkeys(ids)):
         console.print(*([""] if i else []), claim_card(of_id[id], claims[id], evidence), sep="\n")
 

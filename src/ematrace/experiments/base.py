@@ -111,6 +111,11 @@ class Experiment:
     def points(self, scale: str, seeds: int) -> list[Point]:
         return list(self.grid(scale, seeds))
 
+    def measures(self, where: Factors, scale: str) -> bool:
+        """Whether a point of its grid at this scale has these factors; those that only rows have are passed over."""
+        points = self.points(self.scale(scale), 1)
+        return any(all(p.factors.get(name, value) == value for name, value in where.items()) for p in points)
+
     def resolve_settings(self, point: Point, changed: Mapping[str, Any]) -> dict[str, Any]:
         """What a point is measured with, and its file says; `changed` are the settings with changes in them."""
         return merged(changed, self.derived(point, changed) if self.derived else {})

@@ -14,16 +14,16 @@ from typing import Annotated, Literal
 import msgspec
 
 from ematrace.names import did_you_mean
-from ematrace.results import Factors, Selector
+from ematrace.results import Factors, Selector, Table
 from ematrace.results.schema import Factor, Name, one_line
 
-COMPARISONS = (">", "<", "not >")
+COMPARISONS = (">", "<", "not >", "within")
 Part = Literal["small", "large", "extension"]
-Op = Literal[">", "<", "not >", "<=", ">=", "=="]
+Op = Literal[">", "<", "not >", "within", "<=", ">=", "=="]
 Kind = Literal["accuracy", "cross_entropy", "perplexity", "speed"]
 Otherwise = Literal["not testable here", "undecided"]
 ID = re.compile(r"[A-Za-z]+[0-9]{1,9}")
-SECTIONS = ("defaults", "robustness")
+SECTIONS = ("defaults", "robustness", "unpublished")
 
 
 class ClaimsError(ValueError):
@@ -38,7 +38,7 @@ class ClaimsError(ValueError):
 
 @dataclass(frozen=True)
 class Direction:
-    """`left [/ over] op right [+ by]`, where `right` is a selector or a number.
+    """`left [/ over] op right [+ by]`, where `right` is a selector or a number; `within` allows ± by.
 
     >>> from ematrace.results import Selector
     >>> ema, none = Selector.parse("gap/nats{context=ema}"), Selector.parse("gap/nats{context=none}")
@@ -55,6 +55,8 @@ class Direction:
     def __post_init__(self) -> None:
         if self.by and self.op not in COMPARISONS:
             raise ValueError(f"'by' has no meaning with op '{self.op}'")
+        if self.op == "within" and self.by <= 0:
+            raise ValueError("op 'within' needs 'by', a margin above 0")
 
     @property
     def selectors(self) -> tuple[Selector, ...]:
@@ -64,13 +66,14 @@ class Direction:
     def text(self) -> str:
         over = f" / {self.over}" if self.over else ""
         right = str(self.right) if isinstance(self.right, Selector) else f"{self.right:g}"
-        by = f" {'-' if self.by < 0 else '+'} {abs(self.by):g}" if self.by else ""
+        sign = "±" if self.op == "within" else "-" if self.by < 0 else "+"
+        by = f" {sign} {abs(self.by):g}" if self.by else ""
         return f"{self.left}{over} {self.op} {right}{by}"
 
 
 @dataclass(frozen=True)
 class PaperFigure:
-    """`of [- minus | / over]` against the paper's number, within the tolerance of its kind.
+    """`of [- minus | / over]` against the paper's number, within the tolerance of its kind or a `band` of its own.
 
     >>> from ematrace.results import Selector
     >>> figure = PaperFigure(Selector.parse("my_probe/transfer"), paper=0.79, kind="accuracy")
@@ -83,10 +86,13 @@ class PaperFigure:
     kind: Kind
     minus: Selector | None = None
     over: Selector | None = None
+    band: tuple[float, float] | None = None
 
     def __post_init__(self) -> None:
         if self.minus and self.over:
             raise ValueError("'minus' and 'over' exclude each other")
+        if self.band is not None and not self.band[0] <= self.paper <= self.band[1]:
+            raise ValueError(f"'band': {self.paper:g} lies outside")
 
     @property
     def selectors(self) -> tuple[Selector, ...]:
@@ -100,7 +106,14 @@ class PaperFigure:
 
 @dataclass(frozen=True)
 class Condition:
-    """What must hold for a claim to be judged at all; `why` it is not, and the verdict then."""
+    """What must hold for a claim to be judged at all; `why` it is not, and the verdict then.
+
+    >>> from ematrace.results import Selector
+    >>> enough = Direction(Selector.parse("gap/tokens{context=ema}"), ">=", 1e9)
+    >>> condition = Condition(enough, why="the models were trained on less than 1B tokens")
+    >>> condition.predicate.text, condition.otherwise
+    ('gap/tokens{context=ema} >= 1e+09', 'not testable here')
+    """
 
     predicate: Direction
     why: str
@@ -176,6 +189,13 @@ class Claims:
     """A selector that does not name one of these factors means this value of it."""
     robustness: Factors = field(default_factory=dict)
     """The cells on which directions are tested again, seed by seed; none for no factors."""
+    unpublished: Factors = field(default_factory=dict)
+    """`seed`: on which settings were chosen. Its cells are no evidence."""
+
+    def choose(self, table: Table) -> Table:
+        """The cells that are evidence: with the default factors, and on seeds that nothing was chosen on."""
+        seed = self.unpublished.get("seed")
+        return Table(s for s in table.at(self.defaults).cells if s.cell.seed != seed)
 
     def __iter__(self) -> Iterator[Claim]:
         return iter(self.claims)
@@ -225,6 +245,7 @@ class Claims:
             tuple(sorted((*self, *other), key=_order)),
             {**self.defaults, **other.defaults},
             {**self.robustness, **other.robustness},
+            {**self.unpublished, **other.unpublished},
         )
 
 
@@ -249,7 +270,7 @@ def load_claims(path: str | Path | None = None) -> Claims:
 
 
 def parse_claims(text: str, source: str = "claims") -> Claims:
-    """Claims from TOML text: a table for each, beside [defaults], [robustness] and the `command` that tests them.
+    """Claims from TOML text: a table for each, beside those of SECTIONS and the `command` that tests them.
 
     >>> claims = parse_claims('''
     ... [X1]
@@ -310,11 +331,12 @@ class _Figure(msgspec.Struct, forbid_unknown_fields=True):
     kind: Kind
     minus: str | None = None
     over: str | None = None
+    band: tuple[float, float] | None = None
 
     def parse(self) -> PaperFigure:
         minus = None if self.minus is None else _selector("minus", self.minus)
         over = None if self.over is None else _selector("over", self.over)
-        return PaperFigure(_selector("of", self.of), _finite("paper", self.paper), self.kind, minus, over)
+        return PaperFigure(_selector("of", self.of), _finite("paper", self.paper), self.kind, minus, over, self.band)
 
 
 class _Condition(_Direction, forbid_unknown_fields=True, kw_only=True):

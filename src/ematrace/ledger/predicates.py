@@ -206,6 +206,8 @@ def compare_points(op: str, left: float, right: float, by: float = 0.0) -> bool:
     """The op on bare numbers, with `right + by` on the right."""
     if op == "==":
         return left == right
+    if op == "within":
+        return abs(left - right) < by
     return _gap_holds(op, left - right - by, TINY * max(abs(left), abs(right), abs(by)))
 
 
@@ -281,6 +283,9 @@ def _compare(
     else:
         interval, method = (left.interval[0] - right, left.interval[1] - right), left.method
     lo, hi = interval or (left.mean - right, left.mean - right)
+    if op == "within":
+        holds = -by < lo and hi < by
+        return interval, method, holds, not holds and interval is not None and lo <= by and hi >= -by
     tiny = TINY * max(abs(left.mean), abs(right), abs(by))
     worst, best = (hi, lo) if op == "<" else (lo, hi)
     holds = _gap_holds(op, worst - by, tiny)
@@ -323,7 +328,7 @@ def check_figure(figure: PaperFigure, lookup: Lookup) -> Check:
         method = None if missing else "undefined ratio"
         return Check("figure", figure.text, None, figure.paper, None, None, method, None, missing)
     lo, hi = ours.interval or (ours.mean, ours.mean)
-    low, high = tolerance_band(figure.paper, figure.kind)
+    low, high = figure.band or tolerance_band(figure.paper, figure.kind)
     tiny = TINY * max(1.0, abs(figure.paper))
     holds = lo >= low - tiny and hi <= high + tiny
     undecided = not holds and hi >= low - tiny and lo <= high + tiny

@@ -151,7 +151,7 @@ def build_ledger(table: Table, claims: Claims | None = None) -> list[LedgerRow]:
     [('C01', 'open'), ('C02', 'open')]
     """
     claims = load_claims() if claims is None else claims
-    chosen = table.at(claims.defaults)
+    chosen = claims.choose(table)
     own = chosen.local()
     drawn = table.where(**claims.robustness) if claims.robustness else Table(())
     draws = list(drawn.by_seed().values())

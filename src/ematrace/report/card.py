@@ -96,7 +96,8 @@ def _table(rows: Iterator[tuple[Text, Text]]) -> Table:
 def _direction(direction: Direction, check: Check, names: dict[Selector, str]) -> tuple[Text, Text]:
     left = names[direction.left] + (f" / {names[direction.over]}" if direction.over else "")
     right = f"{names[direction.right]} " if isinstance(direction.right, Selector) else ""
-    by = f" {number(direction.by, signed=True)}" if direction.by else ""
+    margin = f" ± {number(direction.by)}" if direction.op == "within" else f" {number(direction.by, signed=True)}"
+    by = margin if direction.by else ""
     sign, _, style = outcome(check)
     bound = f"{right}{number(check.right)}" if right else f"{direction.right:g}"
     shown = f" {left} {number(check.left)} {direction.op} {bound}{by}"
@@ -115,7 +116,7 @@ def _spread(check: Check) -> str:
 
 
 def _figure(figure: PaperFigure, check: Check, name: str) -> tuple[Text, Text]:
-    low, _ = band = tolerance_band(figure.paper, figure.kind)
+    low, _ = band = figure.band or tolerance_band(figure.paper, figure.kind)
     allowed = f"at least {number(low)}" if figure.kind == "speed" else f"in {interval(band)}"
     sign, _, style = outcome(check)
     ends = "" if check.interval is None or check.left is None else f" ({interval(check.interval, digits(check.left))})"

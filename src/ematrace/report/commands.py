@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from ematrace.bench.cells import is_benchmark
 from ematrace.ledger import Claim
 from ematrace.report.data import ReportData
+from ematrace.results import Selector
 
 
 @dataclass(frozen=True)
@@ -28,10 +29,13 @@ def command_of(claim: Claim, data: ReportData) -> Command | None:
         return None
     if claim.command:
         return Command(claim.command)
-    return _command(claim.id, claim.experiments, data)
+    return _command(claim.id, claim.experiments, data, claim.selectors)
 
 
-def _command(name: str, experiments: Sequence[str], data: ReportData) -> Command | None:
+def _command(
+    name: str, experiments: Sequence[str], data: ReportData, selectors: Sequence[Selector] = ()
+) -> Command | None:
+    """`selectors` are those of a claim, which a run has to find cells for."""
     from ematrace.experiments import EXPERIMENTS
 
     known = set(EXPERIMENTS)  # names alone: a look at one of them imports torch
@@ -41,6 +45,7 @@ def _command(name: str, experiments: Sequence[str], data: ReportData) -> Command
         measured = all(other in data.table.evidence for other in others)
         return Command(f"ematrace bench {' '.join(others)}") if run and measured else None
     gpu, text = (any(flags) for flags in zip(*(_needs(e, data) for e in experiments), strict=True))
+    gpu |= any(_finds_toys(selector) for selector in selectors if data.select(selector) is None)
     options = (" --scale gpu" if gpu else "") + (" --data SOURCE" if text else "")
     needs = [*(["a CUDA GPU"] if gpu else []), *(["text of yours as SOURCE"] if text else [])]
     return Command(f"ematrace reproduce {name}{options}", " and ".join(needs))
@@ -55,3 +60,11 @@ def _needs(experiment: str, data: ReportData) -> tuple[bool, bool]:
     from ematrace.experiments.base import NO_DEFAULT
 
     return EXPERIMENTS[experiment].needs == "gpu", EXPERIMENTS[experiment].data == NO_DEFAULT
+
+
+def _finds_toys(selector: Selector) -> bool:
+    """Whether the experiment measures something else than this without a GPU."""
+    from ematrace.experiments import EXPERIMENTS
+
+    experiment = EXPERIMENTS[selector.experiment]
+    return experiment.needs == "any" and not experiment.measures(selector.where, "cpu")

@@ -29,7 +29,7 @@ class ReportData:
     @cached_property
     def table(self) -> Table:
         """The cells with the default factors: the evidence, and this machine's beside it."""
-        return self.cells.at(self.claims.defaults)
+        return self.claims.choose(self.cells)
 
     @cached_property
     def own(self) -> Table:

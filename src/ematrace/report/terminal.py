@@ -101,7 +101,7 @@ def _drawn(row: LedgerRow) -> str:
 
 @dataclass(frozen=True)
 class Overview:
-    """Every claim by its verdict, in as many columns as fit: a screen of 80 by 24 holds the paper's."""
+    """Every claim by its verdict, in as many columns as fit."""
 
     rows: Sequence[LedgerRow]
     claims: Claims

@@ -40,7 +40,7 @@ LOOKS = {
     "reproduced": Look("✓", "reproduced", "bold blue"),
     "direction only": Look("→", "direction", "cyan"),
     "not reproduced": Look("✗", "failed", "bold red"),
-    "undecided": Look("±", "undecided", "yellow"),
+    "undecided": Look("◐", "undecided", "yellow"),
     "not testable here": Look("⊘", "untestable", "magenta"),
     "open": Look("○", "open", "dim"),
     "answered: yes": Look("✓", "reproduced", "bold blue"),
@@ -131,7 +131,7 @@ def checks_line(finding: Finding) -> str:
 def outcome(check: Check) -> tuple[str, str, str]:
     """Sign, word and style of a predicate."""
     if check.undecided:
-        return "±", "undecided", "yellow"
+        return "◐", "undecided", "yellow"
     return {True: ("✓", "holds", "blue"), False: ("✗", "fails", "bold red"), None: ("○", "open", "dim")}[check.holds]
 
 
