@@ -538,12 +538,12 @@ def test_settings_without_a_network_are_of_the_locked_one():
 def test_networks_measures_states_and_the_claims_of_both_networks(task):
     experiment = EXPERIMENTS["networks"]
     points = experiment.points("cpu", 1)
-    assert len(points) == 4
+    assert len(points) == 8
     for point in points:
         settings = experiment.resolve_settings(point, experiment.settings)
         assert settings["spcn"]["network"] == point.factors["network"]
         assert (settings["grammar"]["shares"]["passive"] == 0.5) == (point.factors["grammar"] == "half_passives")
-    rows = experiment.measure(Given(task), network="locked", grammar="default")
+    rows = experiment.measure(Given(task), network="locked", grammar="default", part="frozen W_ff")
     check_rows(rows)
     states = [row for row in rows if "diagnosis" in row.factors]
     assert [row.factors["level"] for row in states] == list(range(len(task.spcn().widths)))
