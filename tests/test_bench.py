@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import doctest
 import math
 import os
 import subprocess
@@ -22,7 +21,6 @@ from ematrace.bench import (
     Run,
     Timing,
     cells,
-    compare,
     copy_bandwidth,
     finish,
     matmul_rate,
@@ -359,13 +357,6 @@ class TestTables:
             ["theirs", "5.00", "ms", "–", "20%", "matmul"],
             ["theirs", "/", "ours", "4.00x", "(2.50–4.00)"],
         ]
-
-
-@pytest.mark.parametrize("module", [measure, cells, compare, script, tables])
-def test_examples_of_the_docstrings(module: Any) -> None:
-    outcome = doctest.testmod(module)
-    assert outcome.attempted > 0
-    assert outcome.failed == 0
 
 
 def test_imports_little() -> None:

@@ -17,7 +17,8 @@ import pytest
 from rich.console import Console
 
 from bench_support import made_up_file
-from ematrace import cli, results, sharing
+from cli_support import exit_status
+from ematrace import results, sharing
 from ematrace.bench import Run
 from ematrace.cli import app
 from ematrace.cli import bench as bench_cli
@@ -62,16 +63,7 @@ def call(folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFix
     """Run the command in this process, its scripts outside: (exit status, stdout, stderr)."""
 
     def run(*arguments: str) -> Answer:
-        monkeypatch.setattr(sys, "argv", ["ematrace", "bench", *arguments])
-        handler = signal.getsignal(signal.SIGTERM)
-        try:
-            cli.main()
-            status = 0
-        except SystemExit as stop:
-            status = stop.code if isinstance(stop.code, int) else 1
-        finally:
-            signal.signal(signal.SIGTERM, handler)
-        return status, *capfd.readouterr()
+        return exit_status(monkeypatch, "bench", *arguments), *capfd.readouterr()
 
     return run
 
@@ -159,11 +151,9 @@ class TestChoice:
         self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:
         monkeypatch.setattr(results, "checkout_root", lambda: None)
-        monkeypatch.setattr(sys, "argv", ["ematrace", "bench"])
-        with pytest.raises(SystemExit) as stop:
-            cli.main()
+        status = exit_status(monkeypatch, "bench")
         out, err = capsys.readouterr()
-        assert (stop.value.code, out, err.count("\n")) == (2, "", 1)
+        assert (status, out, err.count("\n")) == (2, "", 1)
         assert "benchmarks/ of ematrace's source checkout" in err
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +11,7 @@ import pytest
 import torch
 
 from cells_support import make_file
-from ematrace import cli
+from cli_support import exit_status
 from ematrace.cli.reproduce import experiments_for
 from ematrace.experiments import EXPERIMENTS
 from ematrace.ledger import load_claims
@@ -53,17 +52,7 @@ def call(away, monkeypatch, capsys):
     """Run the command in this process: (exit status, stdout, stderr)."""
 
     def run(*arguments: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["ematrace", *arguments])
-        handler = signal.getsignal(signal.SIGTERM)
-        try:
-            cli.main()
-            status = 0
-        except SystemExit as stop:
-            status = stop.code if isinstance(stop.code, int) else 1
-        finally:
-            signal.signal(signal.SIGTERM, handler)
-        captured = capsys.readouterr()
-        return status, captured.out, captured.err
+        return exit_status(monkeypatch, *arguments), *capsys.readouterr()
 
     return run
 

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import doctest
-import importlib
 import os
-import signal
 import subprocess
 import sys
 from importlib.machinery import ModuleSpec
@@ -13,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from cli_support import exit_status
 from ematrace import __version__, cli
 
 COMMANDS = ("reproduce", "ledger", "report", "train", "eval", "generate", "stream", "check", "bench")
@@ -38,17 +36,7 @@ def call(monkeypatch, capsys, tmp_path):
     monkeypatch.setenv("COLUMNS", "80")
 
     def run(*arguments: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["ematrace", *arguments])
-        handler = signal.getsignal(signal.SIGTERM)
-        try:
-            cli.main()
-            status = 0
-        except SystemExit as stop:
-            status = 0 if stop.code is None else stop.code if isinstance(stop.code, int) else 1
-        finally:
-            signal.signal(signal.SIGTERM, handler)
-        captured = capsys.readouterr()
-        return status, captured.out, captured.err
+        return exit_status(monkeypatch, *arguments), *capsys.readouterr()
 
     return run
 
@@ -164,16 +152,3 @@ def test_a_full_disk_is_one_line():
     with Path("/dev/full").open("w") as full:
         done = ematrace_process("--version", stdout=full, stderr=subprocess.PIPE)
     assert (done.returncode, done.stderr) == (2, "error: standard output: No space left on device\n")
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        *("names", "cli.parsing", "ledger.claims", "report.progress"),
-        *(f"experiments.runner.{name}" for name in ("local", "plan", "request")),
-    ],
-)
-def test_examples(name):
-    done = doctest.testmod(importlib.import_module(f"ematrace.{name}"))
-    assert done.attempted > 0
-    assert done.failed == 0

@@ -16,7 +16,7 @@ import torch
 from rich.console import Console
 from safetensors.torch import load_file, save_file
 
-from ematrace import cli
+from cli_support import exit_status
 from ematrace.cli.language import Stream, lines_of, stream_text
 from ematrace.cli.train import parse_count
 from ematrace.evaluation import evaluate
@@ -32,22 +32,13 @@ TRAIN = [
 ]
 
 
-def call(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
-    monkeypatch.setattr(sys, "argv", ["ematrace", *arguments])
-    try:
-        cli.main()
-    except SystemExit as stop:
-        return int(stop.code or 0)
-    return 0
-
-
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("run") / "out"
     with pytest.MonkeyPatch.context() as monkeypatch:
         monkeypatch.setenv("EMATRACE_CACHE", str(folder.parent / "cache"))
         monkeypatch.setattr("ematrace.text.corpora.BUILTIN_BYTES", 300_000)
-        assert call(monkeypatch, *TRAIN, "--out", str(folder)) == 0
+        assert exit_status(monkeypatch, *TRAIN, "--out", str(folder)) == 0
     return folder
 
 
@@ -69,7 +60,7 @@ def test_a_second_run_in_the_same_folder_is_refused(
     run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = {p: p.stat().st_mtime_ns for p in run.rglob("*")}
-    assert call(monkeypatch, *TRAIN, "--out", str(run)) == 2
+    assert exit_status(monkeypatch, *TRAIN, "--out", str(run)) == 2
     error = capsys.readouterr().err.strip()
     assert "a run is in this folder" in error
     assert "--resume auto" in error
@@ -79,7 +70,7 @@ def test_a_second_run_in_the_same_folder_is_refused(
 def test_eval_prints_what_evaluate_finds(
     run: Path, text: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert call(monkeypatch, "eval", str(run), "--data", str(text), "--device", "cpu", "--json") == 0
+    assert exit_status(monkeypatch, "eval", str(run), "--data", str(text), "--device", "cpu", "--json") == 0
     told = json.loads(capsys.readouterr().out)
     model, tokenizer = load_model(run / "model")
     expected = evaluate(model, tokenizer, open_source(str(text)))
@@ -94,7 +85,9 @@ def test_eval_keeps_to_the_held_out_part_of_the_training_text(
     run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("ematrace.text.corpora.BUILTIN_BYTES", 300_000)
-    assert call(monkeypatch, "eval", str(run), "--data", "builtin", "--device", "cpu", "--max-tokens", "500") == 0
+    assert (
+        exit_status(monkeypatch, "eval", str(run), "--data", "builtin", "--device", "cpu", "--max-tokens", "500") == 0
+    )
     out = capsys.readouterr().out
     assert "on builtin, the validation part" in out
     assert "unigram" in out
@@ -112,16 +105,16 @@ def test_the_training_text_is_known_by_any_of_its_names(
     settings = ("--tokenizer", "bpe", "--vocab-size", "300", "--tokens", "256", "--sequences", "2", "--length", "32")
     small = ("--overrides", "d_model=8", "d_ff=16", "k=4")
     train = ("train", "--preset", "spen-tiny", "--data", str(corpus), "--out", str(tmp_path / "run"))
-    assert call(monkeypatch, *train, *settings, "--device", "cpu", *small) == 0
+    assert exit_status(monkeypatch, *train, *settings, "--device", "cpu", *small) == 0
     capsys.readouterr()
     for data in (str(corpus / "*.jsonl"), str(corpus) + "/"):
-        assert call(monkeypatch, "eval", str(tmp_path / "run"), "--data", data, "--device", "cpu", "--json") == 0
+        assert exit_status(monkeypatch, "eval", str(tmp_path / "run"), "--data", data, "--device", "cpu", "--json") == 0
         assert json.loads(capsys.readouterr().out)["split"] == "validation"
 
 
 def test_eval_writes_a_file(run: Path, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     target = tmp_path / "figures.json"
-    assert call(monkeypatch, "eval", str(run), "--data", str(text), "--device", "cpu", "--out", str(target)) == 0
+    assert exit_status(monkeypatch, "eval", str(run), "--data", str(text), "--device", "cpu", "--out", str(target)) == 0
     assert json.loads(target.read_text())["documents"] == 1
 
 
@@ -131,7 +124,7 @@ def test_generate_continues_the_prompt_and_obeys_its_seed(
     outputs = []
     for seed in ("1", "1", "2"):
         options = ("--max-new-tokens", "12", "--temperature", "1.5", "--seed", seed, "--device", "cpu")
-        assert call(monkeypatch, "generate", str(run), "def main(", *options) == 0
+        assert exit_status(monkeypatch, "generate", str(run), "def main(", *options) == 0
         outputs.append(capsys.readouterr().out)
     assert outputs[0].startswith("def main(")
     assert outputs[0] == outputs[1] != outputs[2]
@@ -141,7 +134,7 @@ def test_generate_without_temperature_is_greedy(
     run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     options = ("--max-new-tokens", "5", "--temperature", "0", "--device", "cpu")
-    assert call(monkeypatch, "generate", str(run), "import", *options) == 0
+    assert exit_status(monkeypatch, "generate", str(run), "import", *options) == 0
     model, tokenizer = load_model(run / "model")
     ids = tokenizer("import", return_tensors="pt").input_ids
     logits = SpenStream(model).feed(ids)[:, -1]
@@ -167,7 +160,7 @@ def test_generate_uses_the_decoder_unless_told_not_to(
     texts = []
     for decoder in ("auto", "eager"):
         options = ("--max-new-tokens", "20", "--seed", "3", "--decoder", decoder, "--device", "cpu")
-        assert call(monkeypatch, "generate", str(run), "def main(", *options) == 0
+        assert exit_status(monkeypatch, "generate", str(run), "def main(", *options) == 0
         texts.append(capsys.readouterr().out)
         assert built == [1]
     assert texts[0] == texts[1]
@@ -177,7 +170,7 @@ def stream(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], content: bytes, *arguments: str
 ) -> tuple[int, list[dict[str, Any]], str]:
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(content)))
-    code = call(monkeypatch, "stream", *arguments, "--format", "json", "--device", "cpu")
+    code = exit_status(monkeypatch, "stream", *arguments, "--format", "json", "--device", "cpu")
     captured = capsys.readouterr()
     return code, [json.loads(line) for line in captured.out.splitlines()], captured.err
 
@@ -240,7 +233,7 @@ def test_ctrl_c_keeps_the_lines_that_were_read(
 
     interrupted, ended = tmp_path / "interrupted.safetensors", tmp_path / "ended.safetensors"
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(Feed(b"import os\nimport sys\n")))
-    assert call(monkeypatch, "stream", str(run), "--state", str(interrupted), "--device", "cpu") == 130
+    assert exit_status(monkeypatch, "stream", str(run), "--state", str(interrupted), "--device", "cpu") == 130
     capsys.readouterr()
     assert stream(monkeypatch, capsys, b"import os\nimport sys\n", str(run), "--state", str(ended))[0] == 0
     assert same_state(interrupted, ended)
@@ -371,7 +364,7 @@ def test_bad_input_is_one_line_and_exit_2(
 ) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     filled = [a.format(run=run, text=text, tmp=tmp_path) for a in arguments]
-    assert call(monkeypatch, *filled) == 2
+    assert exit_status(monkeypatch, *filled) == 2
     error = capsys.readouterr().err.strip()
     assert message in error
     assert "\n" not in error
@@ -380,7 +373,7 @@ def test_bad_input_is_one_line_and_exit_2(
 def test_settings_of_the_rule_are_checked_with_the_other_arguments(
     run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert call(monkeypatch, "stream", str(run), "--adapt", "--pghu.eta", "-1") == 2
+    assert exit_status(monkeypatch, "stream", str(run), "--adapt", "--pghu.eta", "-1") == 2
     assert "eta is -1" in capsys.readouterr().err
 
 
@@ -414,7 +407,7 @@ def test_a_damaged_model_is_refused(
 ) -> None:
     shutil.copytree(run / "model", tmp_path / "model", ignore=shutil.ignore_patterns("manifest.json"))
     damage(tmp_path / "model" / file)
-    assert call(monkeypatch, "eval", str(tmp_path / "model"), "--data", str(text), "--device", "cpu") == 2
+    assert exit_status(monkeypatch, "eval", str(tmp_path / "model"), "--data", str(text), "--device", "cpu") == 2
     error = capsys.readouterr().err.strip()
     assert message in error
     assert "Traceback" not in error
@@ -451,7 +444,7 @@ def test_code_in_a_model_folder_is_never_run(
         path.write_text(evil if path.suffix == ".py" else json.dumps(json.loads(path.read_text()) | fields))
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"y\n" * 9)))
     more = {"stream": [], "eval": ["--data", str(text)], "generate": ["y", "--max-new-tokens", "1"]}[command]
-    code = call(monkeypatch, command, str(hostile), *more, "--device", "cpu")
+    code = exit_status(monkeypatch, command, str(hostile), *more, "--device", "cpu")
     assert not mark.exists()
     if kind == "both, as ours":  # ematrace's own classes are used, not the code in the folder
         assert code == 0
@@ -469,9 +462,9 @@ def test_code_of_a_folder_runs_only_on_request(run: Path, tmp_path: Path, monkey
     config = json.loads((folder / "config.json").read_text()) | HOSTILE_CODE["model"]["config.json"]
     (folder / "config.json").write_text(json.dumps(config).replace("evil.", "mine."))
     options = ("generate", str(folder), "a", "--device", "cpu")
-    assert call(monkeypatch, *options) == 2
+    assert exit_status(monkeypatch, *options) == 2
     assert not mark.exists()
-    assert call(monkeypatch, *options, "--trust-remote-code") == 2  # it runs, but defines nothing
+    assert exit_status(monkeypatch, *options, "--trust-remote-code") == 2  # it runs, but defines nothing
     assert mark.exists()
 
 
@@ -479,7 +472,7 @@ def test_export_writes_a_folder_to_share(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "shared"
-    assert call(monkeypatch, "export", str(run), "--out", str(out)) == 0
+    assert exit_status(monkeypatch, "export", str(run), "--out", str(out)) == 0
     assert "trust_remote_code=True" in capsys.readouterr().out
     assert {"README.md", "modeling_ematrace.py", "manifest.json", "tokenizer.json"} <= {p.name for p in out.iterdir()}
     card = (out / "README.md").read_text()
@@ -489,7 +482,7 @@ def test_export_writes_a_folder_to_share(
         assert str(run.parent) not in path.read_text()  # nothing of this machine
     ours, shared = (load_model(folder)[0].state_dict() for folder in (run / "model", out))
     assert all(torch.equal(ours[name], tensor) for name, tensor in shared.items())
-    assert call(monkeypatch, "export", str(run), "--out", str(out)) == 2
+    assert exit_status(monkeypatch, "export", str(run), "--out", str(out)) == 2
     assert "exists already" in capsys.readouterr().err
 
 
@@ -497,21 +490,21 @@ def test_a_run_that_has_no_model_yet_names_its_last_checkpoint(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     shutil.copytree(run, tmp_path / "run", ignore=shutil.ignore_patterns("model"))
-    assert call(monkeypatch, "generate", str(tmp_path / "run"), "x") == 2
+    assert exit_status(monkeypatch, "generate", str(tmp_path / "run"), "x") == 2
     told = capsys.readouterr().err.split("its last checkpoint is ")[1].strip()
-    assert call(monkeypatch, "generate", told, "x", "--max-new-tokens", "1", "--device", "cpu") == 0
+    assert exit_status(monkeypatch, "generate", told, "x", "--max-new-tokens", "1", "--device", "cpu") == 0
 
 
 def test_figures_go_to_a_folder_that_is_not_there_yet(
     run: Path, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     target = tmp_path / "new" / "figures.json"
-    assert call(monkeypatch, "eval", str(run), "--data", str(text), "--device", "cpu", "--out", str(target)) == 0
+    assert exit_status(monkeypatch, "eval", str(run), "--data", str(text), "--device", "cpu", "--out", str(target)) == 0
     assert target.is_file()
 
 
 def test_a_prompt_need_not_be_utf8(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert call(monkeypatch, "generate", str(run), "\udcff", "--max-new-tokens", "1", "--device", "cpu") == 0
+    assert exit_status(monkeypatch, "generate", str(run), "\udcff", "--max-new-tokens", "1", "--device", "cpu") == 0
 
 
 @pytest.mark.parametrize(
@@ -534,11 +527,11 @@ def test_tokens_of_a_run_and_of_an_evaluation_may_be_counts(
     options = [*TRAIN, "--out", str(tmp_path / "run"), "--tokenizer", str(run / "tokenizer")]
     del options[options.index("--vocab-size") : options.index("--vocab-size") + 2]  # the tokenizer has its own
     options[options.index("--tokens") + 1] = "0.001M"
-    assert call(monkeypatch, *options) == 0
+    assert exit_status(monkeypatch, *options) == 0
     assert json.loads((tmp_path / "run" / "config.json").read_text())["tokens"] == 1000
     capsys.readouterr()
     arguments = ("eval", str(run), "--data", str(text), "--device", "cpu", "--json", "--max-tokens", "1e1")
-    assert call(monkeypatch, *arguments) == 0
+    assert exit_status(monkeypatch, *arguments) == 0
     assert json.loads(capsys.readouterr().out)["tokens"] == 10
 
 
@@ -564,8 +557,8 @@ def limited(tmp_path: Path, run: Path) -> Path:
 def test_a_limited_context_is_not_outgrown(
     limited: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert call(monkeypatch, "generate", str(limited), "x", "--max-new-tokens", "7", "--device", "cpu") == 0
-    assert call(monkeypatch, "generate", str(limited), "x", "--max-new-tokens", "8", "--device", "cpu") == 2
+    assert exit_status(monkeypatch, "generate", str(limited), "x", "--max-new-tokens", "7", "--device", "cpu") == 0
+    assert exit_status(monkeypatch, "generate", str(limited), "x", "--max-new-tokens", "8", "--device", "cpu") == 2
     assert "sees at most 8 tokens" in capsys.readouterr().err
 
 
@@ -578,9 +571,9 @@ def test_only_a_spen_streams(limited: Path, monkeypatch: pytest.MonkeyPatch, cap
 @pytest.mark.parametrize("option", ["--trust-remote-code", "--mixer"])
 def test_stream_runs_no_code_of_others(option: str, run: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     """It would run only to be refused: nothing but a SPEN streams."""
-    assert call(monkeypatch, "stream", "--help") == 0
+    assert exit_status(monkeypatch, "stream", "--help") == 0
     assert option not in capsys.readouterr().out
-    assert call(monkeypatch, "generate", "--help") == 0
+    assert exit_status(monkeypatch, "generate", "--help") == 0
     assert option in capsys.readouterr().out
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ematrace import cli
+from cli_support import exit_status
 
 ROOT = Path(__file__).resolve().parents[1]
 MIXER, EXPERIMENT = "mysum", "sum_or_nothing"
@@ -39,13 +39,8 @@ def call(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFi
         monkeypatch.setenv("EMATRACE_CACHE", str(folder / "cache"))
         monkeypatch.setenv("OMP_NUM_THREADS", "1")
         monkeypatch.setattr("ematrace.text.corpora.BUILTIN_BYTES", BYTES)
-        monkeypatch.setattr(sys, "argv", ["ematrace", *arguments])
         monkeypatch.setattr(sys, "path", [*sys.path])
-        code = 0
-        try:
-            cli.main()
-        except SystemExit as ended:
-            code = ended.code or 0
+        code = exit_status(monkeypatch, *arguments)
         captured = capsys.readouterr()
         assert code == 0, captured.err
         return captured.out

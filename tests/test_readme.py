@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from ematrace import cli
+from cli_support import exit_status
 from ematrace.cli.app import COMMANDS
 from ematrace.cli.parsing import parse
 
@@ -52,11 +52,8 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (folder / "recorded" / experiment).mkdir(parents=True)
         for path in sorted((ROOT / "results" / experiment).glob("*.json"))[:3]:
             shutil.copy(path, folder / "recorded" / experiment)
-    (folder / "mypackage").mkdir()
-    contributing = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
-    mixer = re.search(r"```python\n(.*?)```", contributing, re.DOTALL)
-    assert mixer is not None
-    (folder / "mypackage" / "mine.py").write_text(mixer[1].replace("RunningSum", "Mine"))
+    (folder / "examples").mkdir()
+    shutil.copy(ROOT / "examples" / "running_sum.py", folder / "examples")
     return folder
 
 
@@ -69,15 +66,10 @@ def run(here: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     monkeypatch.setattr(sys, "path", [str(here), *sys.path])
 
     def call(arguments: list[str], stdin: str | None) -> None:
-        monkeypatch.setattr(sys, "argv", ["ematrace", *arguments])
         with (here / (stdin or "README.md")).open(encoding="utf-8") as file:
             monkeypatch.setattr(sys, "stdin", file)
-            code: object = 0
-            try:
-                cli.main()
-            except SystemExit as ended:
-                code = ended.code
-            assert not code, f"ematrace {shlex.join(arguments)}: exit code {code}"
+            code = exit_status(monkeypatch, *arguments)
+            assert code == 0, f"ematrace {shlex.join(arguments)}: exit code {code}"
 
     return call
 
