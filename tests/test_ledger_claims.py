@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -84,8 +85,11 @@ def test_every_selector_finds_recorded_cells(tmp_path: Path, monkeypatch: pytest
 
 
 def will_be_measured(selector: Selector) -> bool:
-    """Whether the experiment has a point with these factors, but for those that every language model's rows have."""
-    of_rows = {"slice": ("all",), "text": ("validation", "wikitext2", "c4")}
+    """Whether the experiment has a point with these factors, but for those that only rows have."""
+    of_rows: dict[str, tuple[Any, ...]] = {
+        **{"slice": ("all",), "text": ("validation", "wikitext2", "c4"), "representation": ("slow",)},
+        **{"number_format": ("float32",), "reader": ("linear", "mlp", "topic"), "lag": (128, 256)},
+    }
     where = dict(selector.where)
     if any(where.pop(name, values[0]) not in values for name, values in of_rows.items()):
         return False
@@ -134,6 +138,7 @@ def test_text_of_a_direction(direction: Direction, text: str) -> None:
         ('fitted = "yes"', "$.fitted"),
         ("not_testable = 2026-01-02", "$.not_testable"),
         ("seeds = 0", "$.seeds"),
+        ('direction = [{ left = "a/b", op = "==", right = 1, against = 2 }]', "'against' has no meaning with op '=='"),
         ('direction = [{ left = "a/b", op = "within", right = 1 }]', "op 'within' needs 'by', a margin above 0"),
         ('figure = [{ of = "a/b", paper = 1, kind = "accuracy", band = [2, 3] }]', "'band': 1 lies outside"),
         ('requires = [{ left = "a/b", op = ">", right = 1 }]', "missing required field `why` - at `$.requires[0]`"),

@@ -311,6 +311,30 @@ class TestUndecided:
     def test_a_figure(self, paper: float, undecided: bool) -> None:
         assert figure(HIGH, paper).undecided is undecided
 
+    @pytest.mark.parametrize(
+        ("op", "right", "by", "against", "holds", "undecided"),
+        [
+            *(
+                ("<", LOW, 0.5, 0.6, True, False),
+                ("<", LOW, 0.3, 0.35, False, False),
+                ("<", LOW, 0.1, 0.4, False, True),
+            ),
+            *(
+                (">=", 0.95, 0.0, 0.8, False, True),
+                (">=", 0.99, 0.0, 0.95, False, False),
+                (">=", 0.8, 0.0, 0.7, True, False),
+            ),
+        ],
+    )
+    def test_between_two_bounds(
+        self, op: Any, right: Sample | float, by: float, against: float, holds: bool, undecided: bool
+    ) -> None:
+        samples = {"left": HIGH} | ({"right": right} if isinstance(right, Sample) else {})
+        other = parse("one/right") if isinstance(right, Sample) else right
+        direction = Direction(parse("one/left"), op, other, by=by, against=against)
+        check = check_direction(direction, make_table(*make_runs("one", **samples)).select)
+        assert (check.holds, check.undecided) == (holds, undecided)
+
     def test_a_band_takes_the_place_of_the_tolerance(self) -> None:
         wide = PaperFigure(parse("one/a"), 0.5, "accuracy", band=(0.4, 0.95))
         assert check_figure(wide, make_table(*make_runs("one", a=HIGH)).select).holds

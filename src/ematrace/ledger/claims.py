@@ -51,8 +51,12 @@ class Direction:
     right: Selector | float
     over: Selector | None = None
     by: float = 0.0
+    against: float | None = None
+    """Takes the place of `by` (of `right` in a bound) where it is asked whether the predicate is refuted."""
 
     def __post_init__(self) -> None:
+        if self.against is not None and self.op not in (">", "<", ">=", "<="):
+            raise ValueError(f"'against' has no meaning with op '{self.op}'")
         if self.by and self.op not in COMPARISONS:
             raise ValueError(f"'by' has no meaning with op '{self.op}'")
         if self.op == "within" and self.by <= 0:
@@ -68,7 +72,8 @@ class Direction:
         right = str(self.right) if isinstance(self.right, Selector) else f"{self.right:g}"
         sign = "±" if self.op == "within" else "-" if self.by < 0 else "+"
         by = f" {sign} {abs(self.by):g}" if self.by else ""
-        return f"{self.left}{over} {self.op} {right}{by}"
+        against = "" if self.against is None else f" (against at {self.against:g})"
+        return f"{self.left}{over} {self.op} {right}{by}{against}"
 
 
 @dataclass(frozen=True)
@@ -318,11 +323,13 @@ class _Direction(msgspec.Struct, forbid_unknown_fields=True):
     right: str | float
     over: str | None = None
     by: float = 0.0
+    against: float | None = None
 
     def parse(self) -> Direction:
         right = _selector("right", self.right) if isinstance(self.right, str) else _finite("right", self.right)
         over = None if self.over is None else _selector("over", self.over)
-        return Direction(_selector("left", self.left), self.op, right, over, _finite("by", self.by))
+        against = None if self.against is None else _finite("against", self.against)
+        return Direction(_selector("left", self.left), self.op, right, over, _finite("by", self.by), against)
 
 
 class _Figure(msgspec.Struct, forbid_unknown_fields=True):

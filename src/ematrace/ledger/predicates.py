@@ -16,7 +16,8 @@ Repetitions of a timing on a single seed take the place of seeds. Bounds (`<=`, 
 `==` the values themselves.
 
 A predicate that does not hold is *refuted* if the whole interval lies on the other side, or outside the paper's band.
-If the interval excludes neither, it is *undecided*. `not >` and `==` are never undecided: the one asks for
+If the interval excludes neither, it is *undecided*. With `against`, what lies between the two bounds is undecided,
+too. `not >` and `==` are never undecided: the one asks for
 significance, the other has no interval. Nor is a point: without an interval the means decide, so a claim that needs
 one says how many `seeds` it takes.
 """
@@ -273,7 +274,8 @@ def _compare(
         lo, hi = left.interval or (left.mean, left.mean)
         worst, best = (hi, lo) if op == "<=" else (lo, hi)
         holds = compare_points(op, worst, right)
-        return left.interval, "bound", holds, not holds and compare_points(op, best, right)
+        bound = right if direction.against is None else direction.against
+        return left.interval, "bound", holds, not holds and compare_points(op, best, bound)
     interval: Interval | None
     if isinstance(other, Selection):
         difference = _difference(left, _of(other))
@@ -290,7 +292,9 @@ def _compare(
     worst, best = (hi, lo) if op == "<" else (lo, hi)
     holds = _gap_holds(op, worst - by, tiny)
     # An end of the interval on the bound does not exclude the predicate, as it does not show it.
-    excluded = op == "not >" or interval is None or not _gap_holds(f"{op}=", best - by, tiny)
+    bound = by if direction.against is None else direction.against
+    points = interval is None and direction.against is None
+    excluded = op == "not >" or points or not _gap_holds(f"{op}=", best - bound, tiny)
     return interval, method, holds, not holds and not excluded
 
 
