@@ -1,0 +1,266 @@
+"""Which token stood k steps back, decoded from what a trained language model holds (C28, C29, C44).
+
+`representation`, and whether it is one vector or a sequence:
+
+    slow      one vector   the slow trace of the first block at t
+    traces    one vector   its three traces at t
+    state     one vector   the three traces of all blocks at t: all that the model keeps of the past
+    hidden    one vector   the residual stream at t, after block `after_block`
+    sequence  sequence     the slow traces of the first block at t-k and at t-k-1
+    keys      sequence     attention's keys and values of the first block at t-k
+
+`number_format` is that of the vectors as they are read; they were computed in float32. Readers are trained on the
+training text and scored on the validation text. The gain is in nats, over a baseline that sees the counts of the
+window's other tokens: it knows the topic, but not what stands where. Beside them is what linear-Gaussian inputs would
+allow (`ematrace.experiments.trace_information`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Literal, get_args
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ematrace.experiments.base import Context, Experiment, Point, accuracy, number
+from ematrace.experiments.gap_sizes import ATTENTION, EMA, rate_at
+from ematrace.experiments.gap_task import (
+    SCORED_AT_ONCE,
+    SETTINGS,
+    SPEN,
+    Arm,
+    budget_of,
+    text_to_score,
+    train_arm,
+    training_text,
+)
+from ematrace.experiments.recall import Ids
+from ematrace.experiments.token_readers import Fitting, Kind, TopicReader, fit_topic, fit_vectors, whitened
+from ematrace.experiments.trace_information import pair_information, vector_information
+from ematrace.mixers.ema import ALPHAS
+from ematrace.results import Metric, Row
+from ematrace.results.schema import Factor
+from ematrace.traces import ema_traces
+from ematrace.train import load_model
+
+FORMATS: Mapping[str, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+ROUNDED = ("slow", "traces", "sequence")  # also read in bfloat16
+READERS: Mapping[str, Mapping[str, int]] = {  # windows of the training text that a reader is fitted to, and how
+    "toy": {"windows": 64, "epochs": 1, "batch": 512, "hidden": 32},
+    "2m": {"windows": 2048, "epochs": 8, "batch": 4096, "hidden": 512},
+}
+DECAY_UNTIL = 64  # lags of C44
+TRAINING = 0.3  # share of the time
+AT_ONCE = 64  # windows
+
+Held = Mapping[tuple[str, int], Tensor]
+"""By representation and block (0 where it has none): vectors [N, T, F]."""
+
+
+@dataclass(frozen=True)
+class Scores:
+    """Of every target of one lag: its nats, and whether it was the first guess."""
+
+    nats: Tensor
+    right: Tensor
+
+    def metrics(self, baseline: Tensor | None = None) -> dict[str, Metric]:
+        share, n = float(self.right.double().mean()), self.nats.numel()
+        found = {"accuracy": accuracy(share, n), "nats": number(float(self.nats.mean()), unit="nats", better="low")}
+        if baseline is not None:
+            found["gain_nats"] = number(float((baseline - self.nats).mean()), unit="nats", better="high")
+        return found
+
+
+def grid(scale: str, seeds: int) -> Iterable[Point]:
+    arms, size = ((EMA, SPEN, ATTENTION), "2m") if scale == "gpu" else ((EMA, ATTENTION), "toy")
+    for seed in range(seeds):
+        for arm in arms:
+            yield Point({**asdict(arm), "size": size, "lr": rate_at(arm, "2m")}, seed)
+
+
+def budget(point: Point, settings: Mapping[str, Any]) -> Mapping[str, Any]:
+    return {**budget_of(point, settings), "reader": settings["reader"] or READERS[str(point.factors["size"])]}
+
+
+def measure(ctx: Context, *, size: str, lr: float, **factors: Any) -> list[Row]:
+    settings = ctx.settings
+    with TemporaryDirectory(dir=ctx.scratch) as folder:
+        trained = train_arm(ctx, Arm(**factors), size, lr, Path(folder) / "run")
+        model, _ = load_model(trained.summary.model)
+    ctx.progress(TRAINING)
+    model.to(torch.device(ctx.device)).eval()
+    split: Literal["train", "all"] = "train" if settings["validation"] is None else "all"
+    text = training_text(str(ctx.data), split, str(trained.tokenizer))
+    n, length = text.n_windows(settings["length"]), settings["length"]
+    chosen = np.random.default_rng(ctx.seed).permutation(n)[: settings["reader"]["windows"]]
+    fitted = np.stack([text.window(int(i), length) for i in chosen])
+    scored = text_to_score(ctx, settings["validation"], trained.tokenizer).windows
+    counts = torch.from_numpy(text.counts()).to(model.device)
+    return Decoding(ctx, model, counts).rows(fitted, scored)
+
+
+@dataclass
+class Decoding:
+    """Reads windows [N, T+1] with a trained model, and decodes tokens from what it holds."""
+
+    ctx: Context
+    model: Any
+    counts: Tensor
+    """Of tokens in the training text."""
+
+    def __post_init__(self) -> None:
+        reader = self.ctx.settings["reader"]
+        self.fitting = Fitting(**{name: reader[name] for name in ("epochs", "batch", "hidden")})
+        self.embedding = self.model.get_input_embeddings().weight.detach()
+        self.generator = torch.Generator().manual_seed(self.ctx.seed)
+
+    def rows(self, fitted: Ids, scored: Ids) -> list[Row]:
+        """Positions t are those of the second half of a window, so that all lags have the same."""
+        ids = [torch.from_numpy(windows[:, :-1]).to(self.model.device) for windows in (fitted, scored)]
+        topic = score_topic(fit_topic(ids[0], self.embedding, self.counts, self.fitting, self.generator), ids[1])
+        held = [hold(self.model, each) for each in ids]
+        half = ids[0].shape[1] // 2
+        lags = [2**i for i in range(int(math.log2(half)) + 1)]
+        rows = list(baseline_rows(topic, ids[1], lags, self.counts))
+        todo = [
+            (name, kind, number_format)
+            for name in held[0]
+            for number_format in (FORMATS if name[0] in ROUNDED else ["float32"])
+            for kind in get_args(Kind)
+        ]
+        for done, ((representation, block), kind, number_format) in enumerate(todo, start=1):
+            of: dict[str, Factor] = {"representation": representation, "kept": kept_as(representation)}
+            of |= {"number_format": number_format, "reader": kind, **({"after_block": block} if block else {})}
+            vectors = [each[representation, block].to(FORMATS[number_format]).float() for each in held]
+            gains: dict[int, Metric] = {}
+            for lag in lags:
+                where = lag if kept_as(representation) == "sequence" else 0
+                read = [at_lag(each, where).flatten(0, 1) for each in vectors]
+                found = self.decode(read, [at_lag(each, lag).flatten() for each in ids], kind)
+                metrics = found.metrics(at_lag(topic.nats, lag).flatten())
+                gains[lag] = metrics["gain_nats"]
+                rows.append(Row({**of, "lag": lag}, metrics))
+            rows.append(Row(of, decay(gains)))
+            self.ctx.progress(TRAINING + (1 - TRAINING) * done / len(todo))
+        return rows + list(gaussian_rows(held[0], lags, self.embedding.shape[1]))
+
+    def decode(self, vectors: Sequence[Tensor], targets: Sequence[Tensor], kind: Kind) -> Scores:
+        """Fit a reader on the first vectors and targets, score it on the second."""
+        read = whitened(*vectors)
+        reader = fit_vectors(read[0], targets[0], self.embedding, self.counts, kind, self.fitting, self.generator)
+        found = []
+        with torch.no_grad():
+            for x, y in zip(read[1].split(SCORED_AT_ONCE), targets[1].split(SCORED_AT_ONCE), strict=True):
+                found.append(scores(reader(x), y))
+        return Scores(torch.cat([s.nats for s in found]), torch.cat([s.right for s in found]))
+
+
+def kept_as(representation: str) -> str:
+    return "sequence" if representation in ("sequence", "keys") else "one vector"
+
+
+def at_lag(values: Tensor, lag: int) -> Tensor:
+    """Of [N, T, ...], the steps `lag` before those of the second half."""
+    half = values.shape[1] // 2
+    return values[:, values.shape[1] - half - lag : values.shape[1] - lag]
+
+
+def scores(logits: Tensor, targets: Tensor) -> Scores:
+    nats = torch.nn.functional.cross_entropy(logits, targets, reduction="none")
+    return Scores(nats, logits.argmax(-1) == targets)
+
+
+@torch.no_grad()
+def hold(model: Any, ids: Tensor) -> Held:
+    """What a model has at each step of windows [N, T]."""
+    parts = [_hold(model, part) for part in ids.split(AT_ONCE)]
+    return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+
+
+def _hold(model: Any, ids: Tensor) -> dict[tuple[str, int], Tensor]:
+    *entering, _ = streams = model.model(ids, output_hidden_states=True, use_cache=False).hidden_states
+    blocks, width = model.model.layers, streams[0].shape[-1]
+    read = [block.mixer_norm(x) for block, x in zip(blocks, entering, strict=True)]  # what each mixer sees
+    held: dict[tuple[str, int], Tensor] = {}
+    if hasattr(blocks[0].mixer, "traces"):
+        traces = [ema_traces(x, ALPHAS)[0].permute(1, 2, 0, 3).flatten(2) for x in read]  # fast, medium, slow
+        slow = traces[0][..., -width:]
+        before = torch.nn.functional.pad(slow, (0, 0, 1, 0))[:, :-1]
+        held |= {("slow", 0): slow, ("traces", 0): traces[0], ("state", 0): torch.cat(traces, -1)}
+        held["sequence", 0] = torch.cat([slow, before], -1)
+    else:
+        held["keys", 0] = blocks[0].mixer.W_qkv(read[0])[..., width:]
+    for block in sorted({len(blocks) // 2, len(blocks)}):
+        held["hidden", block] = streams[block]  # the last one after the final norm
+    return held
+
+
+@torch.no_grad()
+def score_topic(reader: TopicReader, ids: Tensor) -> Scores:
+    """The baseline at every position of windows [N, T]."""
+    found = []
+    for part in ids.split(1):
+        positions = torch.arange(ids.shape[1], device=ids.device)[None]
+        found.append(scores(reader(part, positions)[0], part[0]))
+    return Scores(torch.stack([s.nats for s in found]), torch.stack([s.right for s in found]))
+
+
+def baseline_rows(topic: Scores, ids: Tensor, lags: Iterable[int], counts: Tensor) -> Iterator[Row]:
+    log_shares = ((counts + 1) / (counts + 1).sum()).log()
+    for lag in lags:
+        of_lag = Scores(at_lag(topic.nats, lag), at_lag(topic.right, lag))
+        targets = at_lag(ids, lag)
+        unigram = Scores(-log_shares[targets], targets == counts.argmax())
+        yield Row({"reader": "topic", "lag": lag}, of_lag.metrics())
+        yield Row({"reader": "unigram", "lag": lag}, unigram.metrics())
+
+
+def decay(gains: Mapping[int, Metric]) -> dict[str, Metric]:
+    """Line through the log of the gain against the lag: R², slope, and how many lags had a gain to take the log of."""
+    found = [(lag, gain.value) for lag, gain in gains.items() if lag <= DECAY_UNTIL and gain.value and gain.value > 0]
+    metrics = {"decay_lags": number(len(found))}
+    if len(found) < 3:
+        return metrics | {"decay_r2": Metric(None), "decay_per_step": Metric(None, unit="1/token")}
+    lag, log_gain = np.array(found, dtype=float).T
+    log_gain = np.log(log_gain)
+    slope, intercept = np.polyfit(lag, log_gain, 1)
+    left = ((log_gain - slope * lag - intercept) ** 2).sum() / ((log_gain - log_gain.mean()) ** 2).sum()
+    return metrics | {"decay_r2": number(1 - left), "decay_per_step": number(slope, unit="1/token")}
+
+
+def gaussian_rows(held: Held, lags: Iterable[int], channels: int) -> Iterator[Row]:
+    """What independent Gaussian inputs would allow, for as many channels."""
+    rates = {"slow": ALPHAS[-1:], "traces": ALPHAS, "sequence": ALPHAS[-1:]}
+    for name in [name for name, _ in held if name in rates]:
+        for number_format in FORMATS:
+            for lag in lags:
+                if name == "sequence":
+                    nats = pair_information(ALPHAS[-1], number_format)
+                else:
+                    nats = vector_information(rates[name], lag, number_format)
+                of = {"representation": name, "kept": kept_as(name), "number_format": number_format}
+                metrics = {
+                    "nats_per_channel": number(nats, unit="nats"),
+                    "nats_all": number(channels * nats, unit="nats"),
+                }
+                yield Row({**of, "reader": "gaussian", "lag": lag}, metrics)
+
+
+EXPERIMENT = Experiment(
+    "trace_decoding",
+    "What traces keep of tokens, in trained language models",
+    grid=grid,
+    measure=measure,
+    needs="any",
+    data="builtin",
+    settings={**SETTINGS, "reader": None},  # that of the size
+    derived=budget,
+    seconds=400,
+)

@@ -1,0 +1,184 @@
+"""What traces keep of tokens: the closed form against determinants, readers against Bayes' rule."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import mpmath
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+from ematrace.experiments import trace_decoding
+from ematrace.experiments.base import Context, Point
+from ematrace.experiments.gap_task import SPEN, Arm, build_arm
+from ematrace.experiments.token_readers import Fitting, TopicReader, fit_vectors, whitened
+from ematrace.experiments.trace_decoding import at_lag, decay, hold
+from ematrace.experiments.trace_information import pair_information, rounding_variance, vector_information
+from ematrace.results import Metric
+
+PAST = 1500  # .98^1500 is nothing
+
+
+def information_by_determinants(mixing: list[list[float]], noise: list[float], lag: int) -> float:
+    """I = (ln|Cov x| + ln|Cov y| - ln|Cov (x, y)|) / 2 for y = mixing · inputs + noise, x the input at `lag`.
+
+    With 60 digits: a sequence in float32 holds all but 1e-14 of an input's variance.
+    """
+    with mpmath.workdps(60):
+        rows = [[mpmath.mpf(w) for w in row] for row in mixing]
+        cov = mpmath.matrix([[mpmath.fdot(a, b) for a in rows] for b in rows]) + mpmath.diag(noise)
+        joint = mpmath.eye(len(rows) + 1)
+        joint[1:, 1:] = cov
+        for i, row in enumerate(rows, start=1):
+            joint[0, i] = joint[i, 0] = row[lag]
+        return float(mpmath.log(mpmath.det(cov) / mpmath.det(joint)) / 2)
+
+
+@pytest.mark.parametrize(("number_format", "bits"), [("float32", 24), ("bfloat16", 8)])
+def test_information_is_that_of_the_determinants(number_format: str, bits: int) -> None:
+    def weights(rate: float) -> list[float]:
+        return [rate * (1 - rate) ** k for k in range(PAST)]
+
+    def noise(rate: float) -> float:
+        return rounding_variance(math.sqrt(rate / (2 - rate)), bits)
+
+    for rates in ([0.02], [0.5, 0.1, 0.02]):
+        for lag in (0, 16, 100):
+            wanted = information_by_determinants([weights(a) for a in rates], [noise(a) for a in rates], lag)
+            assert vector_information(rates, lag, number_format) == pytest.approx(wanted, rel=1e-6)
+    pair = [weights(0.02), [0.0, *weights(0.02)[:-1]]]
+    wanted = information_by_determinants(pair, [noise(0.02)] * 2, 0)
+    assert pair_information(0.02, number_format) == pytest.approx(wanted, rel=1e-9)
+
+
+def test_one_trace_loses_exponentially_and_a_sequence_does_not() -> None:
+    late = [vector_information([0.02], lag, "exact") for lag in (100, 200)]
+    assert math.log(late[1] / late[0]) == pytest.approx(2 * 100 * math.log(0.98), rel=1e-2)
+    assert pair_information(0.02, "exact") == math.inf
+    assert pair_information(0.02, "float32") > 10 > pair_information(0.02, "bfloat16") > 1
+
+
+@pytest.mark.parametrize(("bits", "dtype"), [(24, torch.float32), (8, torch.bfloat16)])
+def test_rounding_variance_is_that_of_rounded_numbers(bits: int, dtype: torch.dtype) -> None:
+    for std in (0.1, 1.0, 3.0):
+        x = std * torch.randn(200_000, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+        error = (x - x.to(dtype).double()).square().mean()
+        assert rounding_variance(std, bits) == pytest.approx(float(error), rel=0.02)
+
+
+@pytest.mark.parametrize("kind", ["linear", "mlp"])
+def test_a_reader_learns_the_posterior(kind: Any) -> None:
+    """Tokens seen through Gaussian noise: Bayes' rule is linear in the vector, and no reader can do better."""
+    generator = torch.Generator().manual_seed(0)
+    embedding = torch.randn(12, 6, generator=generator)
+    shares = torch.arange(1.0, 13.0) / 78
+    targets = torch.multinomial(shares, 10_000, replacement=True, generator=generator)
+    seen = embedding[targets] + 0.8 * torch.randn(10_000, 6, generator=generator)
+    distance = (seen[:, None] - embedding).square().sum(-1)
+    bayes = F.cross_entropy(shares.log() - distance / (2 * 0.8**2), targets, reduction="none")
+    features = whitened(seen[:8_000], seen[8_000:])
+    assert torch.cov(features[0].T, correction=0) == pytest.approx(np.eye(6), abs=1e-3)
+    fitting = Fitting(epochs=6, batch=100, hidden=16, lr=2e-2)
+    counts = torch.bincount(targets[:8_000], minlength=12)
+    reader = fit_vectors(features[0], targets[:8_000], embedding, counts, kind, fitting, generator)
+    with torch.no_grad():
+        found = F.cross_entropy(reader(features[1]), targets[8_000:], reduction="none")
+    assert float(found.mean()) == pytest.approx(float(bayes[8_000:].mean()), abs=0.04)
+
+
+def test_the_baseline_sees_the_other_tokens_as_counts_alone() -> None:
+    torch.manual_seed(0)
+    reader = TopicReader(torch.randn(9, 4), torch.ones(9), hidden=5)
+    with torch.no_grad():
+        for p in reader.parameters():
+            p.normal_()
+    ids = torch.tensor([[1, 2, 3, 1, 5, 2]])
+    at = torch.tensor([[3]])
+    changed, shuffled = ids.clone(), ids[:, [4, 0, 5, 3, 2, 1]]
+    changed[0, 3] = 8
+    with torch.no_grad():
+        found = reader(ids, at)
+        torch.testing.assert_close(reader(changed, at), found)  # not the token that it is asked for
+        torch.testing.assert_close(reader(shuffled, at), found)  # not where the others stand
+        others = ids[:, [0, 1, 2, 4, 5]]
+        counts = torch.bincount(others[0], minlength=9).float()
+        mean = (counts @ reader.embedding.weight) / 5
+        by_hand = reader.head(reader.body(reader.norm(mean)))
+        by_hand = by_hand + reader.present * (counts > 0) + reader.often * torch.log1p(counts)
+    torch.testing.assert_close(found[0, 0], by_hand)
+
+
+def test_lags_are_counted_from_the_second_half() -> None:
+    ids = torch.arange(16)[None]
+    for lag in (0, 1, 8):
+        assert at_lag(ids, lag).tolist() == [[t - lag for t in range(8, 16)]]
+
+
+@pytest.mark.parametrize("arm", [Arm("ema"), SPEN], ids=["ema", "spen"])
+def test_what_is_read_is_what_the_mixer_had(arm: Arm) -> None:
+    torch.manual_seed(0)
+    model = build_arm(arm, "toy", 64, 50, 16).eval()
+    kept: list[torch.Tensor] = []
+    for block in model.model.layers:
+        block.mixer.traces.register_forward_hook(lambda module, args, out: kept.append(out[0]))
+    ids = torch.randint(0, 50, (3, 16))
+    with torch.no_grad():
+        logits = model(ids).logits
+    by_block = [h.permute(1, 2, 0, 3).flatten(2) for h in kept]
+    held = hold(model, ids)
+    torch.testing.assert_close(held["traces", 0], by_block[0])
+    torch.testing.assert_close(held["state", 0], torch.cat(by_block, -1))
+    torch.testing.assert_close(held["slow", 0], kept[0][2])
+    torch.testing.assert_close(held["sequence", 0][:, 5, 32:], kept[0][2][:, 4])
+    torch.testing.assert_close(held["hidden", 2] @ model.lm_head.weight.T, logits)
+    inputs = (held["sequence", 0][..., :32] - 0.98 * held["sequence", 0][..., 32:]) / 0.02  # the sequence has them all
+    embedded = model.model.embed_tokens(ids)
+    torch.testing.assert_close(inputs, model.model.layers[0].mixer_norm(embedded), atol=1e-4, rtol=1e-3)
+
+
+def test_decay_is_a_line_through_the_log_of_the_gain() -> None:
+    found = decay({lag: Metric(3 * math.exp(-0.04 * lag)) for lag in (1, 2, 4, 64, 128)} | {256: Metric(-1.0)})
+    assert found["decay_r2"].value == pytest.approx(1)
+    assert found["decay_per_step"].value == pytest.approx(-0.04)
+    assert found["decay_lags"].value == 4  # 128 lies beyond C44's
+    assert decay({1: Metric(0.1), 2: Metric(-0.1)})["decay_r2"].value is None
+
+
+def test_attention_keeps_keys_and_values() -> None:
+    torch.manual_seed(0)
+    model = build_arm(Arm("attention", "rope"), "toy", 64, 50, 16).eval()
+    ids = torch.randint(0, 50, (3, 16))
+    held = hold(model, ids)
+    first = model.model.layers[0]
+    _, k, v = first.mixer.W_qkv(first.mixer_norm(model.model.embed_tokens(ids))).chunk(3, -1)
+    torch.testing.assert_close(held["keys", 0], torch.cat([k, v], -1))
+    assert set(held) == {("keys", 0), ("hidden", 1), ("hidden", 2)}
+
+
+def test_tokens_are_decoded_from_a_trained_model(tmp_path: Path) -> None:
+    data = tmp_path / "text.txt"
+    rng = np.random.default_rng(0)
+    data.write_text("\n".join(" ".join(rng.choice(["cat", "dog", "sat", "ran", "on", "mat"], 9)) for _ in range(300)))
+    factors = {**asdict(Arm("ema")), "size": "toy", "lr": 3e-3}
+    settings = {**trace_decoding.EXPERIMENT.settings, "validation": str(data), "windows": 16}
+    settings |= {"vocab_size": 300, "tokens": 8 * 8 * 4, "sequences": 8, "length": 8, "warmup": 1}
+    settings |= {"reader": {"windows": 120, "epochs": 2, "batch": 60, "hidden": 8}}
+    resolved = trace_decoding.EXPERIMENT.resolve_settings(Point(factors, 0), settings)
+    rows = trace_decoding.measure(Context(seed=0, data=str(data), settings=resolved), **factors)
+    cells = [json.dumps(row.factors, sort_keys=True) for row in rows]
+    assert len(cells) == len(set(cells))
+    assert not {name for row in rows for name in row.factors} & set(factors)
+    by = {tuple(row.factors.get(n) for n in ("representation", "reader", "number_format", "lag")): row for row in rows}
+    found = by["sequence", "linear", "float32", 4].metrics
+    topic, unigram = (by[None, reader, None, 4].metrics for reader in ("topic", "unigram"))
+    assert (found["accuracy"].value or 0) > 2 * (unigram["accuracy"].value or 0) > 0
+    assert found["gain_nats"].value == pytest.approx((topic["nats"].value or 0) - (found["nats"].value or 0), abs=1e-4)
+    assert {row.factors["kept"] for row in rows if "kept" in row.factors} == {"one vector", "sequence"}
+    assert all("number_format" in row.factors for row in rows if "representation" in row.factors)
+    assert ("sequence", "gaussian", "bfloat16", 4) in by
