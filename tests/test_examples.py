@@ -1,4 +1,4 @@
-"""The notebooks of examples/ run from top to bottom, at a size of seconds.
+"""The notebooks of examples/ run from top to bottom, at a size of seconds; its mixer is that of CONTRIBUTING.md.
 
 Their cells are executed here instead of in a kernel, whose start would take longer than the cells.
 """
@@ -27,6 +27,12 @@ def cells(name: str) -> list[dict[str, Any]]:
     assert notebook["nbformat"] == 4
     found: list[dict[str, Any]] = notebook["cells"]
     return found
+
+
+def test_the_mixer_is_the_one_that_is_explained() -> None:
+    """tests/test_one_file.py checks that one, and tests/test_readme.py this one by its command."""
+    explained = (EXAMPLES.parent / "CONTRIBUTING.md").read_text(encoding="utf-8").split("```python\n")[1]
+    assert (EXAMPLES / "running_sum.py").read_text(encoding="utf-8") == explained.partition("```")[0]
 
 
 def test_every_notebook_is_listed() -> None:

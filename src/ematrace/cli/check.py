@@ -16,7 +16,8 @@ class Check:
 
     Runs the conformance checks that ematrace's own mixers pass, on tiny random inputs. Naming a class imports its
     module, from the working directory too. Exit code 0 if all checks pass, 1 if one fails.
-    Examples: `ematrace check mypackage.mine:Mine`, `ematrace check gla --options n_heads=2`.
+    Examples: `ematrace check mypackage.mine:Mine`, `ematrace check gla --options n_heads=2`, and in the checkout
+    `ematrace check examples.running_sum:RunningSum`.
     """
 
     mixer: tyro.conf.Positional[str]

@@ -47,6 +47,7 @@ class Generate:
 class Stream:
     """Read text from standard input, token by token, and say how surprising each token was.
 
+    The text begins after an end-of-text token (or goes on from --state), so that its first token has a surprise too.
     Examples: `ematrace stream run < text.txt`, `ematrace stream run --adapt --pghu.eta 1e-4 < text.txt`.
     """
 

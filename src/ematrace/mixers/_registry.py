@@ -43,7 +43,11 @@ class _BuiltIn(Mapping[str, "type[Mixer]"]):
 
 
 MIXERS: Mapping[str, type[Mixer]] = _BuiltIn()
-"""The mixers of this package: a read-only mapping from name, which is that of the file, to class."""
+"""The mixers of this package: a read-only mapping from name, which is that of the file, to class.
+
+SPEN's is none of them: it predicts from its traces, is a part of `ematrace.spen`, and is known as "spen" once that is
+imported.
+"""
 
 _registered: dict[str, type[Mixer]] = {}
 

@@ -141,7 +141,8 @@ class SpenStream:
     def surprise(self, ids: Tensor | list[int], predicted: Tensor | None = None) -> Surprise:
         """Read ids [B, T] or [T] and say how surprising each was; never holds the logits of more than a few hundred.
 
-        `predicted` are the logits of the first token, by default those after the last token that the stream read.
+        `predicted` are the logits of the first token, by default those after the last token that the stream read. In a
+        new stream there are none, and the first surprise is nan; `ematrace stream` feeds an end-of-text token before.
         """
         ids = self._as_batch(ids)
         predicted = self.predicted if predicted is None else predicted
