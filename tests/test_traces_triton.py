@@ -65,6 +65,7 @@ PROBLEMS = {
     "tiles": {"T": 70, "A": 2, "B": 1, "D": 2},
     "blocks of channels": {"T": 3, "D": 35, "B": 1, "A": 1, "per_channel": True},
     "many rates": {"A": 5, "T": 18, "B": 1, "D": 2},
+    "more rates than a tile unrolls": {"A": 9, "T": 11, "B": 2, "D": 2},
     "packed": {"lengths": [0, 5, 35, 0, 30, 0], "A": 2, "D": 2},
     "packed, fresh, by channel": {"lengths": [33, 0, 32, 1], "A": 2, "D": 2, "per_channel": True, "with_state": False},
 }

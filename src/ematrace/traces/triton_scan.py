@@ -23,6 +23,7 @@ from torch import Tensor
 FORWARD_STEPS = 8  # of a tile
 FORWARD_DEPTH = 4  # tiles, of which all but one are on their way: 81% of a copy's speed on an H200; with 3 or 6 72%
 BACKWARD_STEPS = 16  # of a tile: more would not fit into registers, and 8 are slower
+UNROLLED_RATES = 4  # up to so many rates a tile has all its steps; with more it has fewer, or compiling takes minutes
 CHANNELS = 64  # of a program, which is one warp: 128 bytes of bfloat16 a load
 
 
@@ -380,6 +381,11 @@ def _learned(rates: Tensor) -> bool:
     return rates.requires_grad and torch.is_grad_enabled()
 
 
+def _steps(A: int, of_few: int) -> int:
+    """Of a tile: about as much unrolled code for many rates as for few."""
+    return max(2, of_few // triton.next_power_of_2(triton.cdiv(A, UNROLLED_RATES)))
+
+
 def _blocks(A: int, D: int, steps: int) -> dict[str, int]:
     return {"D": D, "A": A, "STEPS": steps, "BLOCK_D": min(triton.next_power_of_2(D), CHANNELS), "num_warps": 1}
 
@@ -408,7 +414,7 @@ def ema_scan(
     traces, last, tile_states, lengths = _empty_outputs(x, rates, state, cu_seqlens, keep_tile_states, beside)
     x = _channels_last(x)
     (B, T, D), N, A = x.shape, _count(x, cu_seqlens), rates.shape[0]
-    steps = BACKWARD_STEPS if keep_tile_states else FORWARD_STEPS
+    steps = _steps(A, BACKWARD_STEPS if keep_tile_states else FORWARD_STEPS)
     blocks, wide = _blocks(A, D, steps), rates.double().expand(A, D)
     with torch.cuda.device_of(x):
         _forward_kernel[(N * triton.cdiv(D, blocks["BLOCK_D"]),)](
@@ -438,9 +444,10 @@ def _empty_outputs(
     # The traces of a step lie side by side in memory: what reads all of them, as a matrix product does, copies nothing.
     traces = x.new_empty(B, T, A + 2 if beside else A, D).permute(2, 0, 1, 3)
     last = x.new_empty(A, N, D, dtype=torch.float32)
-    # With s = BACKWARD_STEPS, sequence n has its tiles from row (its first step) // s + n s on, then one for each step
+    # With s steps a tile, sequence n has its tiles from row (its first step) // s + n s on, then one for each step
     # that is left over.
-    tile_rows = B * T // BACKWARD_STEPS + N * BACKWARD_STEPS if keep_tile_states else 0
+    steps = _steps(A, BACKWARD_STEPS)
+    tile_rows = B * T // steps + N * steps if keep_tile_states else 0
     tile_states = x.new_zeros(A, tile_rows, D, dtype=torch.float32)
     return traces, last, tile_states, x.new_empty((B, T, 1) if beside else (0,), dtype=torch.float32)
 
@@ -464,7 +471,7 @@ def ema_scan_backward(
     grad_traces, x = _channels_last(grad_traces), None if x is None else _channels_last(x)
     N, shared = grad_last.shape[1], rates.shape[1] == 1
     by_sequence = grad_last.new_empty(A, N, D, dtype=torch.float32) if x is not None else None
-    blocks, wide = _blocks(A, D, BACKWARD_STEPS), rates.double().expand(A, D)
+    blocks, wide = _blocks(A, D, _steps(A, BACKWARD_STEPS)), rates.double().expand(A, D)
     with torch.cuda.device_of(grad_traces):
         _backward_kernel[(N * triton.cdiv(D, blocks["BLOCK_D"]),)](
             grad_traces, None if grad_slow is None else grad_slow.contiguous(), grad_last.contiguous(), wide,

@@ -12,7 +12,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import cycle
 from typing import Any, Protocol
 
@@ -39,7 +39,7 @@ class StepResult:
     grad_norm: float
     stop: int
     """Number of the signal that some process received, or 0."""
-    seconds: float | None = None
+    seconds: float | None = field(default=None, compare=False)
     """Of a step that was queued behind another: from the end of that one to its own, by the device's clock."""
 
     def not_finite(self) -> tuple[str, float] | None:
