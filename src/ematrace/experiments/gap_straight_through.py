@@ -36,7 +36,7 @@ from ematrace.experiments.gap_task import (
 from ematrace.experiments.recall import Ids
 from ematrace.models.block import Block
 from ematrace.ops.topk import TopkGrad
-from ematrace.results import Factors, Metric, Row
+from ematrace.results import Metric, Row
 from ematrace.text import load_tokenizer
 from ematrace.train import load_model
 from ematrace.train.checkpoints import checkpoint_name
@@ -95,7 +95,7 @@ def model_after(step: int, trained: TrainedArm) -> Any:
 
 
 def compare_gradients(model: Any, windows: Ids) -> list[Row]:
-    """Rows for the whole gradient, for each kind of parameter and for each block."""
+    """Rows for all parameters, for each kind of them and for each block."""
     kinds: tuple[TopkGrad, TopkGrad] = ("ste", "masked")
     halves = {kind: [gradient(model, windows[half::2], kind) for half in (0, 1)] for kind in kinds}
     ste, true = ({name: (a[name] + b[name]) / 2 for name in a} for a, b in halves.values())
@@ -104,9 +104,9 @@ def compare_gradients(model: Any, windows: Ids) -> list[Row]:
     # How much of a gradient is the text it was computed on: no comparison can be closer than that.
     whole |= {f"{kind}_cosine_of_halves": number(cosine(*of_kind)) for kind, of_kind in halves.items()}
     whole |= usage_metrics(usage) if usage is not None else {}
-    rows = [Row({}, whole)]
-    for factors, names in groups_of(ste):
-        rows.append(Row(dict(factors), comparison({n: ste[n] for n in names}, {n: true[n] for n in names})))
+    rows = [Row({"part": "all"}, whole)]
+    for part, names in parts_of(ste).items():
+        rows.append(Row({"part": part}, comparison({n: ste[n] for n in names}, {n: true[n] for n in names})))
     return rows
 
 
@@ -149,18 +149,21 @@ def length(of: Gradient) -> float:
     return math.sqrt(sum(float(g.double().square().sum()) for g in of.values()))
 
 
-def groups_of(names: Iterable[str]) -> list[tuple[Factors, list[str]]]:
-    """Factors of a row and its parameters: one kind of all blocks (the embedding is the head, too), or a block."""
-    parts: dict[str, list[str]] = {}
-    layers: dict[int, list[str]] = {}
+def parts_of(names: Iterable[str]) -> dict[str, list[str]]:
+    """Parameters of one kind in all blocks (the embedding is the head, too), and those of each block.
+
+    >>> parts_of(["model.layers.0.ffn.W_up.weight"])
+    {'W_up': ['model.layers.0.ffn.W_up.weight'], 'block_0': ['model.layers.0.ffn.W_up.weight']}
+    """
+    kinds: dict[str, list[str]] = {}
+    blocks: dict[str, list[str]] = {}
     for name in names:
         matrix = name.removesuffix(".weight").rpartition(".")[2]
-        part = "embedding" if "embed" in name else matrix if matrix.startswith("W_") else "norms"
-        parts.setdefault(part, []).append(name)
+        kind = "embedding" if "embed" in name else matrix if matrix.startswith("W_") else "norms"
+        kinds.setdefault(kind, []).append(name)
         if found := re.search(r"\.layers\.(\d+)\.", name):
-            layers.setdefault(int(found[1]), []).append(name)
-    of_parts = [({"part": part}, names) for part, names in parts.items()]
-    return of_parts + [({"layer": i}, names) for i, names in layers.items()]
+            blocks.setdefault(f"block_{found[1]}", []).append(name)
+    return kinds | blocks
 
 
 EXPERIMENT = Experiment(
