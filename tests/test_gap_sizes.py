@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 
 from ematrace.baselines.language import UNIGRAM, Unigram
-from ematrace.experiments import gap_130m, gap_rates, gap_second, gap_sizes, gap_task
+from ematrace.experiments import gap_130m, gap_rates, gap_second, gap_size_rates, gap_sizes, gap_task
 from ematrace.experiments.base import Context, Experiment, Point
 from ematrace.experiments.gap_task import SIZES, SPEN, Arm, ScoredText, build_arm, matched_width
 from ematrace.results import Row
@@ -67,16 +67,16 @@ def test_decisive_arms_are_the_plans() -> None:
     assert wanted == 7_286_144
 
 
-def test_sizes_sweep_three_rates_on_a_seed_of_their_own() -> None:
-    points = list(gap_sizes.grid("gpu", 3))
-    assert len(points) == len({(json.dumps(point.factors), point.seed) for point in points})
-    swept = [p for p in points if p.seed == gap_rates.SEED]
-    published = [p for p in points if p.seed != gap_rates.SEED]
-    assert len(swept) == 2 * 7 * 3
+def test_rates_of_larger_models_are_swept_on_a_seed_of_their_own() -> None:
+    published = [*gap_sizes.grid("gpu", 3), *gap_130m.grid("gpu", 2)]
+    swept = list(gap_size_rates.grid("gpu", 1))
+    assert len(published) == len({(json.dumps(point.factors), point.seed) for point in published})
+    assert len(swept) == 3 * 3 * 7
+    assert {p.seed for p in swept} == {gap_rates.SEED}
     assert {p.seed for p in published} == {0, 1, 2}
-    for point in published:
-        same = {name: v for name, v in point.factors.items() if name != "lr"}
-        rates = sorted(p.factors["lr"] for p in swept if same.items() <= p.factors.items())
+    for point in published:  # one rate for each, and it is one of those that were tried
+        arm = {name: v for name, v in point.factors.items() if name in (*asdict(SPEN), "size")}
+        rates = sorted(p.factors["lr"] for p in swept if (arm | {"width": "matched"}).items() <= p.factors.items())
         assert point.factors["lr"] in rates or point.factors["size"] == "2m"
         assert not rates or rates[2] / rates[0] == pytest.approx(4, rel=0.01)
     ratio = gap_sizes.rate_at(Arm("ema"), "130m", 1.0) / gap_sizes.rate_at(Arm("ema"), "2m", 1.0)

@@ -3,7 +3,7 @@
 The decisive arms (docs/analysis-plan.md) with the tokens of `2m` at 7M and 30M parameters, with fractions of them at
 `2m`, and with GPT-2's 50,257 entries at `2m`. All have the steps, windows and schedule of `gap`, so that only the size,
 the length of the training or the vocabulary differs. The rate of a larger model is that of `2m` over the width, or half
-or double that, whichever was best on a seed that no figure uses.
+or double that, whichever was best in `gap_size_rates`.
 
     ematrace reproduce gap_sizes --scale gpu --data "train-*.jsonl.xz" --only size=7m \\
         --settings validation=validation.jsonl.xz texts.wikitext2=wiki.valid.raw.xz texts.c4=c4_sample.jsonl.xz
@@ -16,7 +16,7 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from ematrace.experiments.base import Context, Experiment, Point
-from ematrace.experiments.gap_rates import ARMS, CHAIN, RATES, SEED
+from ematrace.experiments.gap_rates import ARMS, CHAIN, RATES
 from ematrace.experiments.gap_task import (
     BUDGETS,
     GPT2_ENTRIES,
@@ -35,9 +35,8 @@ EMA, ATTENTION, GPT2 = Arm("ema"), Arm("attention", "rope"), CHAIN[-1]
 DECISIVE = (SPEN, GPT2, MASKED, DENSE, EMA, ATTENTION, replace(ATTENTION, ffn="topk_masked"))
 LARGER = ("7m", "30m")
 FRACTIONS = (1 / 4, 1 / 2)  # of the tokens of 2m
-NEIGHBOURS = (1.0, 0.5, 2.0)  # times the scaled rate
 BEST: Mapping[str, Mapping[Arm, float]] = {}
-"""By size, the neighbour that was best on the sweep's seed; 1 where there is none here."""
+"""By size, what was best in `gap_size_rates`, times the scaled rate; 1 for what is not here."""
 
 
 def rate_at(arm: Arm, size: str, factor: float | None = None) -> float:
@@ -56,14 +55,12 @@ def rate_at_2m(arm: Arm) -> float:
 
 
 def grid(scale: str, seeds: int) -> Iterable[Point]:
-    """The sweep first; without a GPU toys, which show that it runs."""
+    """Without a GPU toys, which show that it runs."""
     if scale != "gpu":
-        for size, tokens, vocabulary in (("toy", 2**17, 1024), ("toy", 2**16, 2048)):
-            yield _point(EMA, size, tokens, vocabulary, RATES[0], SEED)
+        for tokens, vocabulary in ((2**17, 1024), (2**16, 2048)):
+            yield _point(EMA, "toy", tokens, vocabulary, RATES[0], 0)
         return
     whole, entries = BUDGETS["2m"]["tokens"], BUDGETS["2m"]["vocab_size"]
-    for size in LARGER:
-        yield from sweep(size, whole, entries)
     for seed in range(seeds):
         for size in LARGER:
             yield from _published(DECISIVE, size, whole, entries, seed)
@@ -71,12 +68,6 @@ def grid(scale: str, seeds: int) -> Iterable[Point]:
             yield from _published(DECISIVE, "2m", round(share * whole), entries, seed)
         yield from _published(DECISIVE, "2m", whole, GPT2_ENTRIES, seed)
         yield from _published([arm for arm in DECISIVE if arm not in ARMS], "2m", whole, entries, seed)  # not in `gap`
-
-
-def sweep(size: str, tokens: int, vocabulary: int) -> Iterator[Point]:
-    for factor in NEIGHBOURS:
-        for arm in DECISIVE:
-            yield _point(arm, size, tokens, vocabulary, rate_at(arm, size, factor), SEED)
 
 
 def _published(arms: Iterable[Arm], size: str, tokens: int, vocabulary: int, seed: int) -> Iterator[Point]:
