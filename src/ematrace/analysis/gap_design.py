@@ -38,7 +38,7 @@ class ArmFactors:
         """
         named = {"residual": "residual {}", "norm": "norm {}", "load_balance": "load balance {:g}", "width": "{} width"}
         plain = asdict(replace(ArmFactors(), context=""))
-        values = {name: value for name, value in asdict(self).items() if value != plain[name]}
+        values = {name: value for name, value in asdict(self).items() if value != plain.get(name)}
         return ", ".join(named.get(name, "{}").format(value) for name, value in values.items())
 
 

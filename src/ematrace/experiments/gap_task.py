@@ -22,6 +22,7 @@ import torch.nn.functional as F
 from filelock import FileLock
 from numpy.typing import NDArray
 
+from ematrace.analysis.gap_design import ArmFactors
 from ematrace.baselines.language import UNIGRAM, Unigram
 from ematrace.experiments.base import Context, Point, number
 from ematrace.experiments.language_task import train_model
@@ -81,18 +82,8 @@ COUNTED_AT_ONCE = 2**22
 
 
 @dataclass(frozen=True)
-class Arm:
-    """A point of the design; the fields are factors of its cells."""
-
-    context: str = "ema"
-    positions: str = "none"
-    ffn: str = "dense"
-    residual: str = "direct"
-    norm: str = "pre"
-    block: str = "skeleton"
-    load_balance: float = 0.0
-    width: str = "matched"
-    """Of the feed-forward layer: `matched` in parameters to SPEN, or `fixed` at SPEN's own."""
+class Arm(ArmFactors):
+    """A point of the design, and the model that it stands for."""
 
     def preset(self) -> str:
         if self.block == "gpt2":
