@@ -1,0 +1,137 @@
+"""Why attention over the inputs may not help inside SPEN's block, and whether the straight-through gradient misleads.
+
+The rules are those of docs/analysis-plan.md, written before the cells existed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from itertools import product
+from typing import TypeVar
+
+import numpy as np
+
+from ematrace.analysis.gap_scores import MAIN, Values
+from ematrace.results import Sample, Selection, Table
+from ematrace.results.schema import Factor
+from ematrace.results.select import Selector
+
+PREDICTORS, GRADIENTS = "gap_predictors", "gap_straight_through"
+SWITCHES = {"query": ("slow_trace", "input"), "values": ("as_read", "normalised"), "residual": ("ffn", "direct")}
+"""As SPEN's block has it, and as a transformer does."""
+SMALLEST_EFFECT = 0.02  # nats
+MISLEADING = 0.5  # cosine to the true gradient
+LAST = 4  # measured steps that decide
+
+Key = TypeVar("Key")
+Setting = tuple[str, str, str]
+"""Of query, values and residual."""
+
+
+@dataclass(frozen=True)
+class Switches:
+    """Gains in nats over the static predictor on the same path to the residual stream, dense feed-forward layer."""
+
+    text: str
+    gains: Mapping[Setting, Sample]
+    """Of attention over the inputs as a predictor, in all settings of the switches."""
+    mixers: Mapping[str, Sample]
+    """Of attention as a mixer, by residual."""
+    effects: Mapping[str, Sample]
+    """What a switch adds to the gain, on average over the settings of the others."""
+    seeds: tuple[int, ...]
+
+    @property
+    def causes(self) -> tuple[str, ...]:
+        """Switches whose effect is above SMALLEST_EFFECT and whose interval excludes 0."""
+        found = ((name, effect.mean, effect.interval) for name, effect in self.effects.items())
+        return tuple(n for n, mean, ends in found if ends is not None and ends[0] > 0 and mean > SMALLEST_EFFECT)
+
+
+def build_switches(table: Table, text: str, size: str = MAIN) -> Switches | None:
+    """None where an arm is missing, or has no seed in common with the others."""
+    settings = list(product(*SWITCHES.values()))
+    paths = SWITCHES["residual"]
+    arms: dict[tuple[str, ...], dict[str, Factor]] = {
+        **{("static", path): {"predictor": "static", "residual": path} for path in paths},
+        **{("mixer", path): {"predictor": "mixer", "residual": path} for path in paths},
+        **{
+            setting: {"predictor": "softmax", "reads": "inputs", **dict(zip(SWITCHES, setting, strict=True))}
+            for setting in settings
+        },
+    }
+    of_text: dict[str, Factor] = {"size": size, "ffn": "dense", "width": "matched", "text": text, "slice": "all"}
+    found = {key: table.select(Selector(PREDICTORS, "nats", {**where, **of_text})) for key, where in arms.items()}
+    selected = {key: selection for key, selection in found.items() if selection is not None}
+    seeds = _common_seeds(selected.values())
+    if len(selected) < len(arms) or not seeds:
+        return None
+    nats = {key: _values(selection, seeds) for key, selection in selected.items()}
+    gains = {(q, v, path): nats["static", path] - nats[q, v, path] for q, v, path in settings}
+    mixers = {path: nats["static", path] - nats["mixer", path] for path in paths}
+    effects = {name: _effect(gains, place) for place, name in enumerate(SWITCHES)}
+    return Switches(text, _samples(gains), _samples(mixers), _samples(effects), seeds)
+
+
+def _effect(gains: Mapping[Setting, Values], place: int) -> Values:
+    """Mean gain with the switch as in a transformer less that as in SPEN's block."""
+    off, on = (
+        np.mean([gain for setting, gain in gains.items() if setting[place] == level], axis=0)
+        for level in list(SWITCHES.values())[place]
+    )
+    return np.asarray(on - off)
+
+
+@dataclass(frozen=True)
+class GradientsAt:
+    """Both gradients of the cross-entropy at one step, all parameters."""
+
+    step: int
+    cosine: Sample
+    norm_ratio: Sample
+    """Straight-through over true."""
+    halves: Sample
+    """Cosine between the true gradients of two halves of the text."""
+    dead_units: Sample
+    usage_entropy: Sample
+    nats: Sample
+
+    @property
+    def misleads(self) -> bool:
+        """On every seed."""
+        pairs = zip(self.cosine.values, self.halves.values, strict=True)
+        return all(cosine < min(MISLEADING, halves) for cosine, halves in pairs)
+
+
+def build_gradients(table: Table, ffn: str, load_balance: float, size: str = MAIN) -> tuple[GradientsAt, ...]:
+    """During the training of one arm; empty without cells."""
+    arm: dict[str, Factor] = {"ffn": ffn, "load_balance": load_balance, "size": size, "part": "all"}
+    steps = table.values_of(GRADIENTS, "step", **arm)
+    return tuple(_gradients_at(table, {**arm, "step": step}) for step in sorted(int(step) for step in steps))
+
+
+def _gradients_at(table: Table, where: Mapping[str, Factor]) -> GradientsAt:
+    names = ("cosine", "norm_ratio", "masked_cosine_of_halves", "dead_units", "usage_entropy", "nats")
+    samples = [table.sample(Selector(GRADIENTS, name, where)) or Sample(()) for name in names]
+    return GradientsAt(int(where["step"]), *samples)
+
+
+def is_misleading(steps: Iterable[GradientsAt]) -> bool | None:
+    """At the last steps; None where fewer were measured."""
+    last = sorted(steps, key=lambda at: at.step)[-LAST:]
+    return all(at.misleads for at in last) if len(last) == LAST else None
+
+
+def _common_seeds(selections: Iterable[Selection]) -> tuple[int, ...]:
+    seeds = [set(selection.seeds) for selection in selections]
+    return tuple(sorted(set.intersection(*seeds))) if seeds else ()
+
+
+def _values(selection: Selection, seeds: Iterable[int]) -> Values:
+    by_seed = dict(zip(selection.seeds, selection.sample.values, strict=True))
+    return np.array([by_seed[seed] for seed in seeds])
+
+
+def _samples(values: Mapping[Key, Values]) -> dict[Key, Sample]:
+    return {key: Sample(tuple(of_key)) for key, of_key in values.items()}
