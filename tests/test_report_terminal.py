@@ -2,19 +2,11 @@
 
 from __future__ import annotations
 
-import doctest
 import re
 
 import pytest
 from rich.console import Console, RenderableType
 
-import ematrace.report.charts
-import ematrace.report.formatting
-import ematrace.report.parts
-import ematrace.report.provenance
-import ematrace.report.tables
-import ematrace.report.training
-import ematrace.report.verdicts
 from cells_support import make_provenance
 from ematrace.ledger import LedgerRow, PaperFigure, build_ledger, load_claims
 from ematrace.report import ledger_table, verdict_summary
@@ -24,16 +16,6 @@ from ematrace.report.terminal import ledger_overview
 from ematrace.report.verdicts import ours_lines, short_names
 from ematrace.results import Sample, Selector, Table
 from report_support import fill
-
-MODULES = (
-    ematrace.report.charts,
-    ematrace.report.formatting,
-    ematrace.report.parts,
-    ematrace.report.provenance,
-    ematrace.report.tables,
-    ematrace.report.training,
-    ematrace.report.verdicts,
-)
 
 
 @pytest.fixture(scope="module")
@@ -237,8 +219,3 @@ class TestNames:
         assert commit_of(make_provenance(commit=None)) == "no commit"
         assert hardware_of(make_provenance(hardware={"gpu": "H200", "cores": 16})) == "H200, 16 cores"
         assert hardware_of(make_provenance(hardware={})) == "hardware not known"
-
-
-@pytest.mark.parametrize("module", MODULES, ids=lambda module: module.__name__.rpartition(".")[2])
-def test_examples(module: object) -> None:
-    assert doctest.testmod(module).failed == 0  # type: ignore[arg-type]

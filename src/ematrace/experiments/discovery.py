@@ -58,18 +58,16 @@ def find_experiment(reference: str, folder: str | Path = ".") -> Experiment:
 
     Naming a file or module is consent to run it.
 
-    >>> from pathlib import Path
-    >>> from tempfile import TemporaryDirectory
-    >>> code = '''
-    ... from ematrace.experiments import Experiment, factorial
-    ... def measure(ctx, width):
-    ...     return {"area": width**2}
-    ... EXPERIMENT = Experiment("squares", "Areas of squares", grid=factorial(width=[2, 3]), measure=measure)
-    ... '''
-    >>> with TemporaryDirectory() as folder:
-    ...     size = Path(folder, "squares.py").write_text(code)
-    ...     find_experiment("squares.py", folder).title
-    'Areas of squares'
+    >>> find_experiment("position").title
+    'Position alone'
+    >>> find_experiment("positions")  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+        ...
+    ValueError: unknown experiment 'positions'; known: ...; did you mean position?
+    >>> find_experiment("mine.py")
+    Traceback (most recent call last):
+        ...
+    FileNotFoundError: mine.py: no such file
     """
     if not is_own(reference):
         if reference not in EXPERIMENTS:
