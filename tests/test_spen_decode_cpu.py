@@ -11,7 +11,7 @@ import torch
 
 from ematrace.ops.topk import gelu_rank, topk_mask
 from ematrace.spen import PGHU, SpenConfig, SpenForCausalLM, SpenStream
-from ematrace.spen.decode import build_decoder
+from ematrace.spen.decode import applicable_decoder, build_decoder
 from ematrace.spen.decode.weights import FoldedWeights, folded_weights
 
 pytest.importorskip("numba")
@@ -170,6 +170,19 @@ def test_with_topk_few_steps_differ_and_perplexity_is_the_same(n_streams: int) -
     close = ((got - expected).abs().amax(-1) < 1e-4).double().mean()
     assert close > 0.9
     assert perplexity(got, ids) == pytest.approx(perplexity(expected, ids), rel=1e-3)
+
+
+def test_a_model_of_either_gradient_streams_bitwise_the_same() -> None:
+    """topk_grad is of the backward pass alone: spen-130m-masked has the decoder, and so the speed, of spen-130m."""
+    straight_through, masked = make_model(topk_grad="ste"), make_model(topk_grad="masked")
+    ids = tokens(1, 20)
+    found = []
+    for model in (straight_through, masked):
+        decoder = applicable_decoder(model, n_streams=1)
+        assert isinstance(decoder, CpuDecoder)
+        found.append((decoded(decoder, zero_state(model), ids), model(ids).logits))
+    for one, other in zip(*found, strict=True):
+        assert torch.equal(one, other)
 
 
 def test_streams_do_not_touch_each_other() -> None:

@@ -445,7 +445,12 @@ def test_padding_does_not_count_for_load_balance() -> None:
 
 
 @pytest.mark.parametrize(
-    ("preset", "low", "high"), [("spen-130m", 130_629_888, 130_629_888), ("spen-7m", 6.5e6, 7.5e6)]
+    ("preset", "low", "high"),
+    [
+        ("spen-130m", 130_629_888, 130_629_888),
+        ("spen-130m-masked", 130_629_888, 130_629_888),
+        ("spen-7m", 6.5e6, 7.5e6),
+    ],
 )
 def test_parameters_of_the_presets(preset: str, low: float, high: float) -> None:
     with torch.device("meta"):
@@ -461,8 +466,12 @@ def test_presets_are_the_papers() -> None:
     assert big.alphas == (0.5, 0.1, 0.02)
     assert (big.gamma, big.load_balance, big.topk_grad) == (0.999, 0.01, "ste")
     assert (small.d_model, small.n_layers, small.k) == (128, 2, 30)
+    masked = SpenConfig.preset("spen-130m-masked").to_dict()
+    assert {name: v for name, v in masked.items() if big.to_dict()[name] != v} == {"topk_grad": "masked"}
     assert SpenConfig.preset("spen-tiny", k=3).k == 3
-    with pytest.raises(ValueError, match="no preset 'spen-1b'; there are spen-130m, spen-7m, spen-tiny"):
+    with pytest.raises(
+        ValueError, match="no preset 'spen-1b'; there are spen-130m, spen-130m-masked, spen-7m, spen-tiny"
+    ):
         SpenConfig.preset("spen-1b")
     with pytest.raises(ValueError, match=r"SpenConfig has no field n_layer$"):
         SpenConfig.preset("spen-tiny", n_layer=3)

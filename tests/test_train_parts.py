@@ -27,7 +27,7 @@ from ematrace.train.data import prepare
 from ematrace.train.distributed import World
 from ematrace.train.loss import LanguageModelLoss
 from ematrace.train.metrics import MetricsFile
-from ematrace.train.models import GPT2_SIZES
+from ematrace.train.models import GPT2_SIZES, model_presets
 from ematrace.train.optimiser import build_optimiser, parameter_groups
 from ematrace.train.schedule import learning_rate
 from ematrace.train.state import random_state, restore_random_state
@@ -346,9 +346,11 @@ def test_transformers_match_the_spen_presets_in_width_and_depth() -> None:
         assert (spen.d_model, spen.n_layers) == (width, blocks)
         assert width % heads == 0
     assert set(PRESETS) == {
-        f"{family}-{size}" for family in ("spen", "gpt2", "skeleton") for size in ("130m", "7m", "tiny")
+        *(f"{family}-{size}" for family in ("spen", "gpt2", "skeleton") for size in ("130m", "7m", "tiny")),
+        "spen-130m-masked",
     }
-    assert defaults_for("gpt2-130m") == defaults_for("spen-130m")
+    assert defaults_for("gpt2-130m") == defaults_for("spen-130m") == defaults_for("spen-130m-masked")
+    assert set(PRESETS) == set(model_presets())
 
 
 def test_metrics_file_drops_what_is_done_again(tmp_path: Path) -> None:

@@ -27,7 +27,9 @@ class SpenConfig(ModelConfig):
         residual_in_fp32: keep the residual stream in float32 under autocast; otherwise it has autocast's dtype.
         initializer_range: standard deviation of the initial weights; W_down's is divided by sqrt(n_layers).
 
-    Presets: spen-130m (the paper's model), spen-7m (its ablation's), spen-tiny (for tests and laptops).
+    Presets: spen-130m (the paper's model), spen-130m-masked (trained with top-k's true gradient instead of the
+    straight-through one; it computes the same function), spen-7m (the paper's ablation's), spen-tiny (for tests and
+    laptops).
 
     >>> config = SpenConfig.preset("spen-tiny", predictor="linear")
     >>> config.d_model, config.alphas, config.predictor
@@ -48,6 +50,7 @@ class SpenConfig(ModelConfig):
     _sizes: ClassVar[tuple[str, ...]] = (*ModelConfig._sizes, "n_heads")
     presets: ClassVar[dict[str, dict[str, Any]]] = {
         "spen-130m": {},
+        "spen-130m-masked": {"topk_grad": "masked"},
         "spen-7m": {"d_model": 128, "d_ff": 512, "n_layers": 2, "k": 30, "n_heads": 4},
         "spen-tiny": {
             **{"vocab_size": 4096, "d_model": 64, "d_ff": 256, "n_layers": 2, "k": 16, "n_heads": 2},

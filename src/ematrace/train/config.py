@@ -38,8 +38,9 @@ class TrainConfig:
     """Training text: `builtin`, a path, folder or glob (.txt, .jsonl, also .xz/.gz/.zst; .conllu), or
     hf:NAME[/CONFIG]."""
     preset: str = "spen-tiny"
-    """spen-130m, spen-7m, spen-tiny; a transformer of the same size: gpt2-130m, gpt2-7m, gpt2-tiny; or any mixer:
-    skeleton-130m, skeleton-7m, skeleton-tiny with `--overrides mixer=NAME`."""
+    """spen-130m, spen-7m, spen-tiny; spen-130m-masked, with top-k's true gradient; a transformer of the same size:
+    gpt2-130m, gpt2-7m, gpt2-tiny; or any mixer: skeleton-130m, skeleton-7m, skeleton-tiny with
+    `--overrides mixer=NAME`."""
     out: Path = Path("run")
     """Folder of the run: checkpoints, metrics.jsonl, summary.json and, at the end, model/."""
     validation: str | None = None
@@ -143,7 +144,7 @@ RECIPES: Mapping[str, Recipe] = {
     "tiny": Recipe(1_000_000, 16, 256, 8, 3e-3, 3e-4, 20, 50, 50, 32),
 }
 FAMILIES = ("spen", "gpt2", "skeleton")
-PRESETS = tuple(f"{family}-{size}" for family in FAMILIES for size in RECIPES)
+PRESETS = (*(f"{family}-{size}" for family in FAMILIES for size in RECIPES), "spen-130m-masked")
 
 # A resumed run must have the settings that determine its loss curve. `tokens` is one of them: the cosine ends there.
 # Devices, processes, logging and checkpoints may change.
@@ -168,7 +169,15 @@ def defaults_for(preset: str) -> Recipe:
     if preset not in PRESETS:
         known = f"it must be one of {', '.join(PRESETS)}"
         raise ValueError(f"preset is {preset!r}; {known}{did_you_mean(preset, PRESETS)}")
-    return RECIPES[preset.split("-", 1)[1]]
+    return RECIPES[size_of(preset)]
+
+
+def size_of(preset: str) -> str:
+    """
+    >>> size_of("gpt2-7m"), size_of("spen-130m-masked")
+    ('7m', '130m')
+    """
+    return preset.split("-")[1]
 
 
 def resolve_recipe(config: TrainConfig) -> Recipe:

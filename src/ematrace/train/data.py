@@ -19,7 +19,7 @@ from ematrace.text.streamed import StreamedTokens, starts_after
 from ematrace.text.tokenizers import local_gpt2
 from ematrace.train.batches import Batches, Ids, PackedBatches, StreamedBatches, Windows
 from ematrace.train.checkpoints import MANIFEST, verify_manifest, write_folder
-from ematrace.train.config import Recipe, TrainConfig, resolve_recipe
+from ematrace.train.config import Recipe, TrainConfig, resolve_recipe, size_of
 from ematrace.train.distributed import World
 
 # A small text gets sequences short enough for some windows of each part, and fewer passes than would overfit.
@@ -203,7 +203,7 @@ def _new_tokenizer(config: TrainConfig, source: Source, split: str, notify: Call
 
 def _vocabulary_for(config: TrainConfig, source: Source) -> int:
     """A power of two with some 64 characters of text for each entry; the larger models have use for more."""
-    largest = LARGEST_VOCABULARY.get(config.preset.split("-", 1)[1], 4096)
+    largest = LARGEST_VOCABULARY.get(size_of(config.preset), 4096)
     if config.data == "builtin" or is_streamed(config.data):
         return 4096 if config.data == "builtin" else largest
     characters = sum(len(document.text) for document in _first_characters(source, 64 * largest))
