@@ -9,7 +9,6 @@ import pydoc
 import re
 import sys
 from collections.abc import Iterator
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -59,11 +58,6 @@ def home(full: str) -> str:
     return max((package for package in PUBLIC if full.startswith(f"{package}.")), key=len)
 
 
-@cache
-def all_callables() -> dict[str, Any]:
-    return {full: thing for package in PUBLIC for full, thing in callables(package)}
-
-
 def examples_of(full: str, thing: Any, names: dict[str, Any]) -> list[doctest.DocTest]:
     """Those of a class or function and of its methods."""
     found = doctest.DocTestFinder().find(thing, full, module=inspect.getmodule(thing), globs=names)
@@ -98,8 +92,9 @@ def test_examples_of_public_names_run_after_one_import(package: str) -> None:
 @pytest.mark.parametrize("name", WITH_EXAMPLES)
 def test_other_examples_run(name: str) -> None:
     """Those of modules, and of functions that are not public."""
+    packages = [package for package in PUBLIC if f"{name}.".startswith(f"{package}.")]
+    public = {full for package in packages for full, _ in callables(package)}
     found = doctest.DocTestFinder().find(importlib.import_module(name), name)
-    public = all_callables()
     owners = {test.name: [test.name.rsplit(".", cut)[0] for cut in range(3)] for test in found}
     run_all([test for test in found if test.examples and not any(owner in public for owner in owners[test.name])])
 
@@ -107,7 +102,7 @@ def test_other_examples_run(name: str) -> None:
 def test_every_public_class_and_function_has_an_example() -> None:
     """One that runs; that of a function calls it."""
     missing = []
-    for full, thing in all_callables().items():
+    for full, thing in {full: thing for package in PUBLIC for full, thing in callables(package)}.items():
         examples = [e for test in examples_of(full, thing, {}) for e in test.examples]
         shown = [e.source for e in examples if doctest.SKIP not in e.options]
         if inspect.isfunction(thing):

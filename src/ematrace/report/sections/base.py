@@ -19,8 +19,8 @@ class Section:
     """What a part of the page asks, the experiments it is made from, how it shows them, and which claims it bears on:
     those with a predicate about such a selector.
 
-    >>> SECTIONS[0].id, SECTIONS[0].experiments[0]
-    ('representations', 'trace_probe')
+    >>> [section.id for section in SECTIONS if "trace_probe" in section.experiments]
+    ['representations', 'roles', 'spread']
     """
 
     id: str
