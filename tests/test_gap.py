@@ -6,14 +6,17 @@ import json
 from collections import defaultdict
 from dataclasses import asdict
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from ematrace.experiments import gap_rates, gap_task
+from ematrace.analysis.rates import Sweep
+from ematrace.experiments import gap, gap_rates, gap_task
 from ematrace.experiments.base import Context
+from ematrace.experiments.chosen_rates import arm_key, chosen_rate
 from ematrace.experiments.gap_task import SPEN, Arm, matched_width, measure_arm
 from ematrace.experiments.recall import RARE, count_pairs, distance_to_last, pair_codes, recall_rows
 from ematrace.spen import SpenForCausalLM
@@ -138,3 +141,42 @@ def test_an_arm_is_trained_and_scored(tmp_path: Any) -> None:
     assert both / 2 == pytest.approx(everything["nats"].value, rel=0.2)
     assert 0 <= (found["dead_units"] or 0) < 1
     assert 0 < (found["usage_entropy"] or 0) <= 1
+
+
+def test_chosen_rates_are_those_of_the_recorded_sweeps() -> None:
+    """By a loop over the files: lowest mean, inside the grid, five rates."""
+    nats: dict[str, dict[float, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for path in (Path(__file__).parent.parent / "results" / "gap_rates").glob("*.json"):
+        file = json.loads(path.read_text())
+        arm = {name: value for name, value in file["factors"].items() if name != "lr"}
+        value = next(c["metrics"]["selection_nats"]["value"] for c in file["cells"] if not c["factors"])
+        nats[arm_key(arm)][file["factors"]["lr"]].append(value)
+    assert nats
+    for arm, curve in nats.items():
+        most = max(map(len, curve.values()))
+        best = min((sum(values) / most, lr) for lr, values in curve.items() if len(values) == most)[1]
+        settled = len(curve) >= 5 and min(curve) < best < max(curve)
+        assert chosen_rate("gap_rates", json.loads(arm)) == (best if settled else None)
+
+
+def test_seeds_that_rates_were_chosen_on_are_not_published() -> None:
+    swept = {point.seed for point in gap_rates.EXPERIMENT.points("gpu", 1)}
+    points = gap.EXPERIMENT.points("gpu", gap.SEEDS)
+    assert points
+    assert not swept & {point.seed for point in points}
+    assert len({json.dumps([p.factors, p.seed]) for p in points}) == len(points)
+
+
+@pytest.mark.parametrize(
+    ("nats", "jumps"),
+    [
+        ((5.0, 4.9, 4.85, 4.9), False),
+        ((5.0, 4.8, 4.9, 4.7), True),  # falls, rises, falls
+        ((5.0, 4.8, 4.9, 4.84), True),
+        ((5.0, 4.99, 4.8, 4.95), True),  # narrow
+        ((4.8, 4.9, 5.0, 5.2), False),
+    ],
+)
+def test_a_curve_that_jumps_is_noticed(nats: tuple[float, ...], jumps: bool) -> None:
+    curve = {0.001 * 2**i: {0: value} for i, value in enumerate(nats)}
+    assert Sweep({}, curve).jumps is jumps

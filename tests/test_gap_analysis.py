@@ -23,6 +23,7 @@ from ematrace.analysis.gap import (
 )
 from ematrace.analysis.gap_design import ATTENTION, CHAIN, CHANGES, EMA, PLAYERS, ArmFactors, corner
 from ematrace.analysis.gap_scores import load_scores, published_rate
+from ematrace.analysis.rates import Sweep
 from ematrace.analysis.shapley import shapley_value
 from ematrace.experiments import gap_rates
 from ematrace.intervals import fieller_interval, holm_adjusted, mean_p_value
@@ -38,10 +39,13 @@ def run(arm: ArmFactors, seed: int, other: float, recall: float, size: str = "2m
     """A model with these nats on recall tokens and on others."""
     whole = (RECALL * recall + (TOKENS - RECALL) * other) / TOKENS
     slices = {"all": (whole, TOKENS), "recall": (recall, RECALL), "other": (other, TOKENS - RECALL)}
-    slices |= {"rare_recall": (recall, RECALL // 2), "rare_rest": (0.0, TOKENS - RECALL // 2)}
-    slices["rare_rest"] = ((TOKENS * whole - RECALL // 2 * recall) / (TOKENS - RECALL // 2), TOKENS - RECALL // 2)
+    for name, n in (("rare", RECALL // 2), ("rare_here", 0)):
+        slices |= {
+            f"{name}_recall": (recall, n),
+            f"{name}_rest": ((TOKENS * whole - n * recall) / (TOKENS - n), TOKENS - n),
+        }
     rows = [
-        Row({"text": text, "slice": name}, {"nats": Metric(nats, "nats", n), "unigram_nats": Metric(7.0, "nats", n)})
+        Row({"text": text, "slice": name}, {"nats": _mean(nats, n), "unigram_nats": _mean(7.0, n)})
         for text in ("validation", "wikitext2")
         for name, (nats, n) in slices.items()
     ]
@@ -51,8 +55,12 @@ def run(arm: ArmFactors, seed: int, other: float, recall: float, size: str = "2m
     return make_file(*rows, seed=seed, factors={**asdict(arm), "size": size, "lr": lr}, **fields)
 
 
+def _mean(nats: float, n: int) -> Metric:
+    return Metric(nats if n else None, "nats", n)
+
+
 def sweep(
-    arms: Sequence[ArmFactors], rates: Sequence[float] = (0.002, RATE, 0.008), best: float = RATE
+    arms: Sequence[ArmFactors], rates: Sequence[float] = (0.001, 0.002, RATE, 0.008, 0.016), best: float = RATE
 ) -> list[CellFile]:
     return [
         run(arm, 1000, 5.0 + abs(np.log(rate / best)), 4.0, lr=rate, experiment="gap_rates")
@@ -187,7 +195,7 @@ class TestWhatMayBePublished:
 
     def test_an_arm_with_its_best_rate_at_the_end_is_not_published(self) -> None:
         files = [run(arm, seed, n, 4.0) for arm, n in NATS.items() for seed in range(2)]
-        swept = [*sweep(CHAIN[:-1]), *sweep(CHAIN[-1:], rates=(0.002, RATE))]
+        swept = [*sweep(CHAIN[:-1]), *sweep(CHAIN[-1:], rates=(0.0005, 0.001, 0.002, 0.003, RATE))]
         scores = load_scores(make_table(*files, *swept), "2m")
         assert scores.why_absent(CHAIN[-1]) == "its best rate, 0.004, is at the end of the grid"
         assert build_chain(scores, "validation") is None
@@ -201,7 +209,8 @@ class TestWhatMayBePublished:
         ],
     )
     def test_cells_count_at_the_best_rate_only(self, rates: list[float], curve: dict[float, float], why: str) -> None:
-        rate, found = published_rate(rates, curve, "2m")
+        swept = Sweep({}, {rate: {0: nats} for rate, nats in curve.items()}) if curve else None
+        rate, found = published_rate(rates, swept, "2m")
         assert found == why
         assert why or rate == 0.004
 

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ematrace.analysis.gap_design import ArmFactors
+from ematrace.analysis.rates import Sweep, sweeps_of
 from ematrace.results import Metric, StoredCell, Table
 
 EXPERIMENT, SWEEP = "gap", "gap_rates"
@@ -143,7 +144,7 @@ def _run(path: Path, cells: Sequence[StoredCell]) -> Run | None:
 def load_scores(table: Table, size: str, experiment: str = EXPERIMENT, sweep: str = SWEEP) -> GapScores:
     """What may be published of one size. Toys are not swept, and say so wherever they are shown."""
     runs = runs_of(table, experiment, size)
-    swept = rate_curves(table, size, sweep)
+    swept = sweeps(table, size, sweep)
     arms: dict[ArmFactors, dict[int, Run]] = defaultdict(dict)
     refused: dict[ArmFactors, str] = {}
     common = [conditions for conditions, _ in Counter(run.conditions for run in runs).most_common(1)]
@@ -156,7 +157,7 @@ def load_scores(table: Table, size: str, experiment: str = EXPERIMENT, sweep: st
         if run.arm not in by_arm:
             refused[run.arm] = f"of other settings: {_difference(fitting[0], run)}"
     for arm, found in by_arm.items():
-        lr, why = published_rate(sorted({run.lr for run in found}), swept.get(arm, {}), size)
+        lr, why = published_rate(sorted({run.lr for run in found}), swept.get(arm), size)
         if why:
             refused[arm] = why
         else:
@@ -165,32 +166,31 @@ def load_scores(table: Table, size: str, experiment: str = EXPERIMENT, sweep: st
     return GapScores(size, dict(arms), refused, dropped, local)
 
 
-def rate_curves(table: Table, size: str, sweep: str = SWEEP) -> dict[ArmFactors, dict[float, float]]:
-    """Nats on the half of the validation text that rates are chosen on, by arm and rate."""
-    curves: dict[ArmFactors, dict[float, float]] = defaultdict(dict)
-    for run in runs_of(table, sweep, size):
-        chosen = run.metrics.get("selection_nats")
-        if chosen is not None and chosen.value is not None:
-            curves[run.arm][run.lr] = chosen.value
-    return dict(curves)
+def sweeps(table: Table, size: str, experiment: str = SWEEP) -> dict[ArmFactors, Sweep]:
+    """The rates that were tried, by arm."""
+    cells = [stored.cell for stored in table.evidence.get(experiment, ()) if stored.cell.factors.get("size") == size]
+    found = [(ArmFactors.of(sweep.factors), sweep) for sweep in sweeps_of(cells)]
+    return {arm: sweep for arm, sweep in found if arm is not None}
 
 
-def published_rate(rates: Sequence[float], curve: Mapping[float, float], size: str) -> tuple[float, str]:
+def published_rate(rates: Sequence[float], sweep: Sweep | None, size: str) -> tuple[float, str]:
     """The rate whose cells count, or why none do.
 
-    >>> published_rate([0.004], {0.002: 5.1, 0.004: 5.0, 0.008: 5.2}, "2m")
+    >>> published_rate([0.004], Sweep({}, {0.002: {0: 5.1}, 0.004: {0: 5.0}, 0.008: {0: 5.2}}), "2m")
     (0.004, '')
-    >>> published_rate([0.008], {0.002: 5.1, 0.004: 5.0, 0.008: 4.9}, "2m")
+    >>> published_rate([0.008], Sweep({}, {0.002: {0: 5.1}, 0.004: {0: 5.0}, 0.008: {0: 4.9}}), "2m")
     (0.008, 'its best rate, 0.008, is at the end of the grid')
     """
     if size == TOY:
         return rates[0], "" if len(rates) == 1 else f"cells at several rates: {_list(rates)}"
-    if not curve:
+    if sweep is None:
         return rates[0], "its learning rates were not swept"
-    best = min(curve, key=lambda rate: curve[rate])
-    if best in (min(curve), max(curve)):
-        return best, f"its best rate, {best:g}, is at the end of the grid"
-    return best, "" if best in rates else f"its cells are at {_list(rates)}, the best rate is {best:g}"
+    if sweep.obstacle is not None:
+        return sweep.best, sweep.obstacle
+    return (
+        sweep.best,
+        "" if sweep.best in rates else f"its cells are at {_list(rates)}, the best rate is {sweep.best:g}",
+    )
 
 
 def _list(rates: Sequence[float]) -> str:

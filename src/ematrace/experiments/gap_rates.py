@@ -2,32 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import asdict, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict
 from typing import Any
 
+from ematrace.analysis import gap_design
 from ematrace.experiments.base import Context, Experiment, Point
 from ematrace.experiments.gap_task import SETTINGS, SPEN, Arm, budget_of, measure_arm
 from ematrace.results import Row
 
-SEED = 1000
+SEED, MORE_SEEDS = 1000, (1001, 1002)
 RATES = (4e-3, 2e-3, 8e-3, 1e-3, 16e-3)  # the likely ones first
 FFNS = ("dense", "topk_masked", "topk_ste")
 
-UNBALANCED = replace(SPEN, load_balance=0.0)
-DIRECT = replace(UNBALANCED, ffn="dense", residual="direct")
-CHAIN = (
-    SPEN,
-    UNBALANCED,
-    replace(UNBALANCED, ffn="topk_masked"),
-    replace(UNBALANCED, ffn="dense"),
-    DIRECT,
-    replace(DIRECT, context="ema"),
-    Arm("ema"),
-    Arm("attention"),
-    Arm("attention", positions="learned"),
-    Arm("attention", positions="learned", block="gpt2"),
-)
+CHAIN = tuple(Arm(**asdict(arm)) for arm in gap_design.CHAIN)
+UNBALANCED, DIRECT = CHAIN[1], CHAIN[4]  # the block without the load-balance loss; and dense, with the residual direct
 FACTORIAL = (
     *(Arm("none", ffn=ffn) for ffn in FFNS),
     *(
@@ -42,14 +31,29 @@ BESIDE = (
     *(Arm(context, width="fixed") for context in ("none", "ema", "attention")),
 )
 ARMS = tuple(dict.fromkeys((*CHAIN, *FACTORIAL, *BESIDE)))
+EXTENDED: Mapping[Arm, tuple[float, ...]] = dict.fromkeys(
+    (UNBALANCED, Arm("ema"), Arm("attention", positions="learned")), (32e-3, 64e-3)
+)
+"""Where the best rate was the largest."""
+REPEATED: Mapping[Arm, tuple[float, ...]] = {
+    SPEN: (4e-3, 8e-3, 16e-3),
+    Arm("attention", positions="learned"): (4e-3, 16e-3, 32e-3),
+}
+"""Where one seed said too little (`ematrace.analysis.rates.Sweep.jumps`): the best three rates on two more."""
 
 
 def grid(scale: str, seeds: int) -> Iterable[Point]:
     """Without a GPU two toys, which show that it runs."""
-    arms, rates, size = (ARMS, RATES, "2m") if scale == "gpu" else (CHAIN[::9], RATES[:1], "toy")
-    for arm in arms:
-        for lr in rates:
-            yield Point({**asdict(arm), "size": size, "lr": lr}, SEED)
+    if scale != "gpu":
+        yield from (_point(arm, "toy", RATES[0], SEED) for arm in CHAIN[::9])
+        return
+    for arm in ARMS:
+        yield from (_point(arm, "2m", lr, SEED) for lr in (*RATES, *EXTENDED.get(arm, ())))
+        yield from (_point(arm, "2m", lr, seed) for seed in MORE_SEEDS for lr in REPEATED.get(arm, ()))
+
+
+def _point(arm: Arm, size: str, lr: float, seed: int) -> Point:
+    return Point({**asdict(arm), "size": size, "lr": lr}, seed)
 
 
 def measure(ctx: Context, *, size: str, lr: float, **arm: Any) -> list[Row]:

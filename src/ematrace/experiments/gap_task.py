@@ -10,7 +10,7 @@ import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cache, partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -22,6 +22,7 @@ import torch.nn.functional as F
 from filelock import FileLock
 from numpy.typing import NDArray
 
+from ematrace.analysis import gap_design
 from ematrace.analysis.gap_design import ArmFactors
 from ematrace.baselines.language import UNIGRAM, Unigram
 from ematrace.experiments.base import Context, Point, number
@@ -118,7 +119,7 @@ def budget_of(point: Point, settings: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 Look = Callable[[Any, "ScoredText"], list[Row]]
-SPEN = Arm("ema_error", ffn="topk_ste", residual="ffn", norm="algorithm1", load_balance=0.01)
+SPEN = Arm(**asdict(gap_design.SPEN))
 
 
 def measure_arm(ctx: Context, arm: Arm, size: str, lr: float, look: Look = lambda model, text: []) -> list[Row]:

@@ -1,0 +1,74 @@
+"""Chooses the learning rate of each arm of the gap from the recorded sweeps, by the rule of docs/analysis-plan.md.
+
+python scripts/choose_rates.py            # writes src/ematrace/experiments/chosen_rates.json and says what is left
+python scripts/choose_rates.py --check    # exit code 1 if the file is not what the cells say
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections import defaultdict
+from pathlib import Path
+
+from ematrace.analysis.rates import Sweep, sweeps_of
+from ematrace.experiments.chosen_rates import FILE, SWEEPS, arm_key
+from ematrace.files import write_atomically
+from ematrace.results import Cell, read_file
+
+RESULTS = Path(__file__).parent.parent / "results"
+
+
+def recorded_sweeps() -> dict[str, list[Sweep]]:
+    found: dict[str, list[Sweep]] = {}
+    for name in SWEEPS:
+        cells: list[Cell] = [c for path in sorted((RESULTS / name).glob("*.json")) for c in read_file(path).unpack()]
+        if cells:
+            found[name] = sorted(sweeps_of(cells), key=lambda sweep: arm_key(sweep.factors))
+    return found
+
+
+def choose(sweeps: dict[str, list[Sweep]]) -> str:
+    """The file's text: the best rate of every arm whose best is inside its grid."""
+    table = {
+        name: [{"factors": dict(sweep.factors), "lr": sweep.best} for sweep in arms if sweep.obstacle is None]
+        for name, arms in sweeps.items()
+    }
+    lines = [
+        f"  {json.dumps(name)}: [\n" + ",\n".join(f"    {json.dumps(arm)}" for arm in arms) + "\n  ]"
+        for name, arms in table.items()
+    ]
+    return "{\n" + ",\n".join(lines) + "\n}\n"
+
+
+def left_to_do(sweep: Sweep) -> str | None:
+    """What the rule asks for before the arm's rate is trusted."""
+    if sweep.obstacle is not None:
+        return sweep.obstacle
+    if sweep.jumps and max(map(len, sweep.curve.values())) == 1:
+        return f"repeat the best three on more seeds: nats jump around {sweep.best:g}"
+    return None
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="compare instead of writing")
+    arguments = parser.parse_args()
+    sweeps = recorded_sweeps()
+    text = choose(sweeps)
+    if arguments.check:
+        return int(not FILE.is_file() or FILE.read_text() != text)
+    write_atomically(FILE, text.encode())
+    counts: dict[str, int] = defaultdict(int)
+    for name, arms in sweeps.items():
+        for sweep in arms:
+            counts[name] += sweep.obstacle is None
+            if todo := left_to_do(sweep):
+                print(f"{name}  {json.dumps(dict(sweep.factors))}\n    {todo}")
+    print("\n".join(f"{name}: {counts[name]} of {len(arms)} arms have a rate" for name, arms in sweeps.items()))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
