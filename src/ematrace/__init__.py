@@ -1,6 +1,6 @@
 """What does a context mechanism keep of the past, structure or content, and what does it cost?
 
-    ematrace.traces           moving averages at several rates: ema_traces, EMATraces; `from ematrace import` both, too
+    ematrace.traces           exponential moving averages at several rates: ema_traces, EMATraces (in ematrace, too)
     ematrace.mixers           context mechanisms, one file each: MIXERS, build_mixer, register_mixer
     ematrace.models           one transformers language model around any mixer: SkeletonConfig, SkeletonForCausalLM
     ematrace.spen             SPEN, a language model whose only context is traces: SpenForCausalLM, SpenStream
@@ -14,6 +14,7 @@
     ematrace.ops              operators of the models: gelu_topk, linear_cross_entropy
     ematrace.experiments      one file per table or figure: EXPERIMENTS, Experiment
     ematrace.results          what was measured, as cells selected by factors: Cell, Store, Table, Selector
+    ematrace.analysis         what cells say together: how the gap between SPEN and a transformer is made up
     ematrace.ledger           the paper's claims, predicates over cells, verdicts: load_claims, build_ledger
     ematrace.report           verdicts, tables and plots on one HTML page and in the terminal: write_report
     ematrace.bench            contenders timed in turn, ceilings of the machine: Case, time_cases, ratio
