@@ -11,7 +11,15 @@ import numpy as np
 import pytest
 import torch
 
-from ematrace.experiments import gap_predictor_rates, gap_predictors, gap_sparsity, gap_task
+from ematrace.experiments import (
+    gap_predictor_rates,
+    gap_predictors,
+    gap_rates,
+    gap_sparsity,
+    gap_straight_through,
+    gap_task,
+)
+from ematrace.experiments.chosen_rates import arm_key
 from ematrace.experiments.gap_predictors import (
     ABLATION,
     INSIDE,
@@ -26,7 +34,7 @@ from ematrace.experiments.gap_predictors import (
     contributions,
     swept_as,
 )
-from ematrace.experiments.gap_rates import ARMS, CHAIN, SEED
+from ematrace.experiments.gap_rates import ARMS, CHAIN, MORE_SEEDS, SEED
 from ematrace.experiments.gap_task import SPEN, Arm, ScoredText, build_arm, matched_width
 from ematrace.mixers.conformance import CHECKS, run_check, subject_of
 from ematrace.spen import SpenForCausalLM, SpenMixer
@@ -47,7 +55,8 @@ def plain(arm: Arm) -> Arm:
     return Arm(**{name: getattr(arm, name) for name in asdict(SPEN)})
 
 
-def test_the_design_is_the_plans() -> None:
+def test_the_design_is_the_plans(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gap_predictors, "chosen_rate", lambda sweep, factors: 6e-3)
     assert len(ABLATION) == len(set(ABLATION)) == 15
     assert len(SWITCHED) == len(set(SWITCHED)) == 8
     assert SWITCHED[0] == INSIDE
@@ -61,9 +70,25 @@ def test_the_design_is_the_plans() -> None:
     points = list(gap_predictors.grid("gpu", 5))
     assert len(points) == len({(tuple(p.factors.items()), p.seed) for p in points}) == 5 * 2 * 19 + 3 * 14 + 3 * 3
     assert {p.seed for p in points} == set(range(5))
+    assert {p.factors["size"]: p.factors["lr"] for p in points} == {"2m": 6e-3, "ablation": 6e-3, "130m": 1e-3}
     sweep = list(gap_predictor_rates.grid("gpu", 1))
-    assert {p.seed for p in sweep} == {SEED}
-    assert len(sweep) == 3 * (len(SWEPT) + len(ABLATION))
+    assert {p.seed for p in sweep} <= {SEED, *MORE_SEEDS}
+    assert len({(tuple(p.factors.items()), p.seed) for p in sweep}) == len(sweep) >= 3 * (len(SWEPT) + len(ABLATION))
+
+
+def test_an_arm_has_the_rate_of_the_sweep_that_decides(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever a sweep would be asked for is in its grid; an arm without a rate is not measured."""
+    asked: list[tuple[str, str]] = []
+    for module in (gap_predictors, gap_sparsity, gap_straight_through):
+        monkeypatch.setattr(module, "chosen_rate", lambda sweep, factors: asked.append((sweep, arm_key(factors))))
+        assert list(module.grid("gpu", 5)) == []
+    swept = {
+        (module.__name__.rpartition(".")[2], arm_key({k: v for k, v in point.factors.items() if k != "lr"}))
+        for module in (gap_rates, gap_predictor_rates)
+        for point in module.grid("gpu", 1)
+    }
+    assert set(asked) <= swept
+    assert {key for sweep, key in swept if sweep == "gap_predictor_rates"} <= {key for _, key in asked}  # none in vain
 
 
 def test_predictors_are_matched_in_parameters() -> None:

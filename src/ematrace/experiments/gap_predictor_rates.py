@@ -1,6 +1,6 @@
-"""Learning rates of `gap_predictors`, swept on the seed of `gap_rates`, which no published figure uses.
+"""Learning rates of `gap_predictors`, swept on seeds that no published figure uses.
 
-Three rates to begin with. Where the best is at an end, MORE has the next ones, until it is inside.
+Three rates to begin with, around the best of the static predictor in the same block.
 """
 
 from __future__ import annotations
@@ -11,23 +11,34 @@ from typing import Any
 
 from ematrace.experiments.base import Context, Experiment, Point
 from ematrace.experiments.gap_predictors import ABLATION, INSIDE, SWEPT, PredictorArm
-from ematrace.experiments.gap_rates import RATES, SEED
+from ematrace.experiments.gap_rates import MORE_SEEDS, RATES, SEED
 from ematrace.experiments.gap_task import SETTINGS, budget_of, measure_arm
 from ematrace.results import Row
 
-MORE: Mapping[tuple[str, PredictorArm], tuple[float, ...]] = {}
-"""By size and arm."""
+FIRST: Mapping[str, tuple[float, ...]] = {
+    "topk_ste": (8e-3, 4e-3, 16e-3),
+    "topk_masked": (4e-3, 2e-3, 8e-3),
+    "dense": (8e-3, 4e-3, 16e-3),
+}
+EXTENDED: Mapping[tuple[str, PredictorArm], tuple[float, ...]] = {}
+"""By size and arm, where the best rate was at an end."""
+REPEATED: Mapping[tuple[str, PredictorArm], tuple[float, ...]] = {}
+"""Where one seed said too little (`ematrace.analysis.rates.Sweep.jumps`): the best three rates, on two more."""
 
 
 def grid(scale: str, seeds: int) -> Iterable[Point]:
     """Without a GPU one toy, which shows that it runs."""
     if scale != "gpu":
-        yield Point({**asdict(INSIDE), "size": "toy", "lr": RATES[0]}, SEED)
+        yield _point(INSIDE, "toy", RATES[0], SEED)
         return
     for size, arms in {"2m": SWEPT, "ablation": ABLATION}.items():
         for arm in arms:
-            for lr in (*RATES[:3], *MORE.get((size, arm), ())):
-                yield Point({**asdict(arm), "size": size, "lr": lr}, SEED)
+            yield from (_point(arm, size, lr, SEED) for lr in (*FIRST[arm.ffn], *EXTENDED.get((size, arm), ())))
+            yield from (_point(arm, size, lr, seed) for seed in MORE_SEEDS for lr in REPEATED.get((size, arm), ()))
+
+
+def _point(arm: PredictorArm, size: str, lr: float, seed: int) -> Point:
+    return Point({**asdict(arm), "size": size, "lr": lr}, seed)
 
 
 def measure(ctx: Context, *, size: str, lr: float, **arm: Any) -> list[Row]:

@@ -19,8 +19,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ematrace.experiments.base import Context, Experiment, Point, number
+from ematrace.experiments.chosen_rates import chosen_rate
 from ematrace.experiments.gap_rates import DIRECT, RATES, UNBALANCED
-from ematrace.experiments.gap_task import SCORED_AT_ONCE, SETTINGS, SPEN, Arm, ScoredText, budget_of, measure_arm
+from ematrace.experiments.gap_task import SCORED_AT_ONCE, SETTINGS, SIZES, SPEN, Arm, ScoredText, budget_of, measure_arm
 from ematrace.mixers.ema_attention import EmaAttentionMixer
 from ematrace.models.block import Block
 from ematrace.results import Row
@@ -95,12 +96,21 @@ def swept_as(arm: PredictorArm) -> PredictorArm:
     return INSIDE if arm in SWITCHED[1:-1] else arm
 
 
-def rate_of(arm: PredictorArm, size: str) -> float:
-    return RATES[0]
+def rate_of(arm: PredictorArm, size: str) -> float | None:
+    """None as long as the sweep that decides has not settled it."""
+    if size == "toy":
+        return RATES[0]
+    if size not in ("2m", "ablation"):
+        rate = rate_of(arm, "2m")
+        return None if rate is None else rate * SIZES["2m"]["d_model"] / SIZES[size]["d_model"]
+    factors = asdict(swept_as(arm))
+    if arm.predictor == "static" and size == "2m":
+        return chosen_rate("gap_rates", {**{name: factors[name] for name in asdict(SPEN)}, "size": size})
+    return chosen_rate("gap_predictor_rates", {**factors, "size": size})
 
 
 def grid(scale: str, seeds: int) -> Iterable[Point]:
-    """Without a GPU two toys, which show that it runs."""
+    """Arms whose rate was chosen; without a GPU two toys, which show that it runs."""
     if scale != "gpu":
         yield from _points((INSIDE, SWITCHED[-1]), "toy", 0)
         return
@@ -115,7 +125,9 @@ def grid(scale: str, seeds: int) -> Iterable[Point]:
 
 def _points(arms: Iterable[PredictorArm], size: str, seed: int) -> Iterator[Point]:
     for arm in arms:
-        yield Point({**asdict(arm), "size": size, "lr": rate_of(arm, size)}, seed)
+        lr = rate_of(arm, size)
+        if lr is not None:
+            yield Point({**asdict(arm), "size": size, "lr": lr}, seed)
 
 
 def measure(ctx: Context, *, size: str, lr: float, **arm: Any) -> list[Row]:

@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from ematrace.experiments.base import Context, Experiment, Point
+from ematrace.experiments.chosen_rates import chosen_rate
 from ematrace.experiments.gap_rates import RATES, UNBALANCED
 from ematrace.experiments.gap_task import KEPT, SETTINGS, SPEN, Arm, budget_of, measure_arm
 from ematrace.results import Row
@@ -48,16 +49,14 @@ def nearest(arm: SparseArm) -> Arm:
     return SPEN if arm.load_balance else UNBALANCED
 
 
-def rate_of(arm: SparseArm) -> float:
-    return RATES[0]
-
-
 def grid(scale: str, seeds: int) -> Iterable[Point]:
-    """Without a GPU two toys, which show that it runs."""
+    """Arms whose rate was chosen; without a GPU two toys, which show that it runs."""
     arms, size = (ARMS, "2m") if scale == "gpu" else ((_arm("topk_ste", 1.0), ARMS[-1]), "toy")
-    for seed in range(seeds):
+    for seed in range(seeds if scale == "gpu" else 1):
         for arm in arms:
-            yield Point({**asdict(arm), "size": size, "lr": rate_of(arm)}, seed)
+            lr = chosen_rate("gap_rates", {**asdict(nearest(arm)), "size": size}) if size != "toy" else RATES[0]
+            if lr is not None:
+                yield Point({**asdict(arm), "size": size, "lr": lr}, seed)
 
 
 def measure(ctx: Context, *, size: str, lr: float, **arm: Any) -> list[Row]:

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from ematrace.experiments.base import Context, Experiment, Point, number
+from ematrace.experiments.chosen_rates import chosen_rate
 from ematrace.experiments.gap_rates import RATES, UNBALANCED
 from ematrace.experiments.gap_task import (
     SCORED_AT_ONCE,
@@ -53,10 +54,14 @@ Gradient = Mapping[str, Tensor]
 
 
 def grid(scale: str, seeds: int) -> Iterable[Point]:
+    """Arms whose rate was chosen; without a GPU one toy, which shows that it runs."""
     arms, size = (ARMS, "2m") if scale == "gpu" else (ARMS[:1], "toy")
-    for seed in range(seeds):
+    for seed in range(seeds if scale == "gpu" else 1):
         for arm in arms:
-            yield Point({**asdict(arm), "size": size, "lr": RATES[0]}, seed)
+            factors = {**asdict(arm), "size": size}
+            lr = chosen_rate("gap_rates", factors) if scale == "gpu" else RATES[0]
+            if lr is not None:
+                yield Point({**factors, "lr": lr}, seed)
 
 
 def settings_of(point: Point, settings: Mapping[str, Any]) -> Mapping[str, Any]:
