@@ -14,9 +14,10 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from scipy.stats import entropy
 
 from ematrace.baselines.language import UNIGRAM, Unigram
-from ematrace.experiments import gap_130m, gap_rates, gap_second, gap_size_rates, gap_sizes, gap_task
+from ematrace.experiments import gap_130m, gap_rates, gap_second, gap_size_rates, gap_sizes, gap_task, unigram_floor
 from ematrace.experiments.base import Context, Experiment, Point
 from ematrace.experiments.gap_task import SIZES, SPEN, Arm, ScoredText, build_arm, matched_width
 from ematrace.results import Row
@@ -67,7 +68,18 @@ def test_decisive_arms_are_the_plans() -> None:
     assert wanted == 7_286_144
 
 
-def test_rates_of_larger_models_are_swept_on_a_seed_of_their_own() -> None:
+def test_rates_of_larger_models_are_swept_on_a_seed_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen = {("gap_rates", arm, "2m"): 8e-3 for arm in gap_rates.ARMS}
+
+    def chosen_rate(sweep: str, factors: dict[str, Any]) -> float | None:
+        arm = Arm(**{name: factors[name] for name in asdict(SPEN)})
+        return chosen.get((sweep, arm, factors["size"]))
+
+    monkeypatch.setattr(gap_sizes, "chosen_rate", chosen_rate)
+    unswept = list(gap_sizes.grid("gpu", 1))
+    assert {p.factors["size"] for p in unswept} == {"2m"}  # larger ones wait for their sweep
+    chosen |= {("gap_size_rates", arm, "7m"): 4e-3 for arm in gap_sizes.DECISIVE}
+    chosen |= {("gap_size_rates", arm, "30m"): 1e-3 for arm in gap_sizes.DECISIVE}
     published = [*gap_sizes.grid("gpu", 3), *gap_130m.grid("gpu", 2)]
     swept = list(gap_size_rates.grid("gpu", 1))
     assert len(published) == len({(json.dumps(point.factors), point.seed) for point in published})
@@ -79,8 +91,11 @@ def test_rates_of_larger_models_are_swept_on_a_seed_of_their_own() -> None:
         rates = sorted(p.factors["lr"] for p in swept if (arm | {"width": "matched"}).items() <= p.factors.items())
         assert point.factors["lr"] in rates or point.factors["size"] == "2m"
         assert not rates or rates[2] / rates[0] == pytest.approx(4, rel=0.01)
-    ratio = gap_sizes.rate_at(Arm("ema"), "130m", 1.0) / gap_sizes.rate_at(Arm("ema"), "2m", 1.0)
-    assert ratio == pytest.approx(128 / 768, rel=0.01)
+    assert {p.factors["lr"] for p in published if p.factors["size"] == "130m"} == {float(f"{8e-3 / 6:.3g}")}
+    chosen |= {("gap_size_rates", gap_sizes.GPT2, "130m"): 5e-4}
+    assert gap_sizes.rate_at(gap_130m.GPT2_SMALL, "130m") == 5e-4
+    chosen.pop(("gap_rates", Arm("ema"), "2m"))
+    assert {p.factors["context"] for p in gap_130m.grid("gpu", 1)} == {"ema_error", "attention"}
 
 
 def test_a_size_is_trained_with_the_points_budget(text: str) -> None:
@@ -235,3 +250,15 @@ def test_the_second_implementation_is_scored_as_the_first(text: str) -> None:
     assert of_texts[0] == of_texts[1]
     assert value(second, "nats", text="other", slice="all") < 2 * math.log(300)
     assert value(second, "parameters") == value(first, "parameters")
+
+
+def test_no_unigram_beats_the_texts_own_counts(text: str) -> None:
+    tokenizer = gap_task.tokenizer_folder(text, 300)
+    packed = gap_task.training_text(text, "all", str(tokenizer))
+    tokens = packed.tokens(0, packed.n_tokens)
+    floor = unigram_floor.own_counts_perplexity(tokens).value or 0
+    shares = packed.counts() / packed.n_tokens
+    assert math.log(floor) == pytest.approx(entropy(shares))
+    for tilt in (0.9, 1.1):
+        other = (packed.counts() + 0.1) ** tilt
+        assert float(np.exp(-np.log(other / other.sum())[tokens].mean())) > floor

@@ -55,13 +55,16 @@ END_OF_PASS = 0.1  # share of a pass's steps
 
 
 def grid(scale: str, seeds: int) -> Iterable[Point]:
-    """Without a GPU toys, which show that it runs."""
+    """Arms whose rate was chosen; without a GPU toys, which show that it runs."""
     if scale != "gpu":
         yield from (_point(arm, "toy", budget, 4e-3, 0) for arm, budget in ((SPEN, "tokens"), (GPT2, "flops")))
         return
     for seed in range(seeds):
         for budget, arms in (("tokens", DECISIVE), ("flops", TRANSFORMERS), ("tokens", (GPT2_SMALL,))):
-            yield from (_point(arm, "130m", budget, rate_at(arm, "130m"), seed) for arm in arms)
+            for arm in arms:
+                lr = rate_at(arm, "130m")
+                if lr is not None:
+                    yield _point(arm, "130m", budget, lr, seed)
 
 
 def _point(arm: Arm, size: str, budget: str, lr: float, seed: int) -> Point:

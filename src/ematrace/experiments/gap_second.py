@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from ematrace.experiments.base import Context, Experiment, Point, number
+from ematrace.experiments.gap_rates import RATES
 from ematrace.experiments.gap_sizes import rate_at
 from ematrace.experiments.gap_task import (
     SCORED_AT_ONCE,
@@ -40,7 +41,7 @@ from ematrace.results import Row
 from ematrace.text import load_tokenizer
 from ematrace.text.order import sequences_at
 
-RATES = (0.5, 0.1, 0.02)  # of the traces
+TRACES = (0.5, 0.1, 0.02)  # rates
 STD = 0.02  # of the initial weights
 ARMS = (Arm("ema"), Arm("attention"), Arm("attention", "rope"))
 
@@ -50,12 +51,12 @@ class Ema(nn.Module):
 
     def __init__(self, d: int) -> None:
         super().__init__()
-        self.W_h = nn.Linear(len(RATES) * d, d, bias=False)
+        self.W_h = nn.Linear(len(TRACES) * d, d, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
         time = torch.arange(x.shape[1], device=x.device)
         lag = (time[:, None] - time[None, :]).clamp(min=0).to(x.dtype)
-        weights = [torch.tril(a * (1 - a) ** lag) for a in RATES]
+        weights = [torch.tril(a * (1 - a) ** lag) for a in TRACES]
         out: Tensor = self.W_h(torch.cat([w @ x for w in weights], -1))
         return out
 
@@ -131,7 +132,9 @@ def grid(scale: str, seeds: int) -> Iterable[Point]:
     arms, size = (ARMS, "2m") if scale == "gpu" else (ARMS[:2], "toy")
     for seed in range(seeds):
         for arm in arms:
-            yield Point({**asdict(arm), "size": size, "lr": rate_at(arm, "2m")}, seed)
+            lr = rate_at(arm, "2m") if scale == "gpu" else RATES[0]
+            if lr is not None:
+                yield Point({**asdict(arm), "size": size, "lr": lr}, seed)
 
 
 def measure(ctx: Context, *, size: str, lr: float, **factors: Any) -> list[Row]:

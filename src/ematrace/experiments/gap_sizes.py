@@ -16,6 +16,7 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from ematrace.experiments.base import Context, Experiment, Point
+from ematrace.experiments.chosen_rates import chosen_rate
 from ematrace.experiments.gap_rates import ARMS, CHAIN, RATES
 from ematrace.experiments.gap_task import (
     BUDGETS,
@@ -35,27 +36,34 @@ EMA, ATTENTION, GPT2 = Arm("ema"), Arm("attention", "rope"), CHAIN[-1]
 DECISIVE = (SPEN, GPT2, MASKED, DENSE, EMA, ATTENTION, replace(ATTENTION, ffn="topk_masked"))
 LARGER = ("7m", "30m")
 FRACTIONS = (1 / 4, 1 / 2)  # of the tokens of 2m
-BEST: Mapping[str, Mapping[Arm, float]] = {}
-"""By size, what was best in `gap_size_rates`, times the scaled rate; 1 for what is not here."""
 
 
-def rate_at(arm: Arm, size: str, factor: float | None = None) -> float:
-    """The arm's rate at `2m` over the width, times `factor` or what the sweep at this size found.
+def rate_at(arm: Arm, size: str) -> float | None:
+    """The rate that a sweep chose; None where there is none yet, and the arm is not measured.
 
-    >>> rate_at(EMA, "30m", factor=2.0) / rate_at(EMA, "2m", factor=1.0)
-    0.5
+    At 130M parameters, where a sweep takes hours, that of `2m` over the width will do.
     """
-    if factor is None:
-        factor = BEST.get(size, {}).get(arm, 1.0)
-    return float(f"{factor * rate_at_2m(arm) * SIZES['2m']['d_model'] / SIZES[size]['d_model']:.3g}")
+    if size == "2m":
+        return chosen_rate("gap_rates", {**asdict(_swept(arm)), "size": size})
+    found = chosen_rate("gap_size_rates", {**asdict(replace(arm, width="matched")), "size": size})
+    return scaled_rate(arm, size) if found is None and size == "130m" else found
 
 
-def rate_at_2m(arm: Arm) -> float:
-    return RATES[0]
+def scaled_rate(arm: Arm, size: str, factor: float = 1.0) -> float | None:
+    """The rate of `2m` over the width, times `factor`."""
+    at_2m = rate_at(arm, "2m")
+    if at_2m is None:
+        return None
+    return float(f"{factor * at_2m * SIZES['2m']['d_model'] / SIZES[size]['d_model']:.3g}")
+
+
+def _swept(arm: Arm) -> Arm:
+    """The arm at `2m` whose rate it takes: the one without load balance, or of matched width, where it has none."""
+    return arm if arm in ARMS else replace(arm, load_balance=0.0, width="matched")
 
 
 def grid(scale: str, seeds: int) -> Iterable[Point]:
-    """Without a GPU toys, which show that it runs."""
+    """Arms whose rate was chosen; without a GPU toys, which show that it runs."""
     if scale != "gpu":
         for tokens, vocabulary in ((2**17, 1024), (2**16, 2048)):
             yield _point(EMA, "toy", tokens, vocabulary, RATES[0], 0)
@@ -72,7 +80,9 @@ def grid(scale: str, seeds: int) -> Iterable[Point]:
 
 def _published(arms: Iterable[Arm], size: str, tokens: int, vocabulary: int, seed: int) -> Iterator[Point]:
     for arm in arms:
-        yield _point(arm, size, tokens, vocabulary, rate_at(arm, size), seed)
+        lr = rate_at(arm, size)
+        if lr is not None:
+            yield _point(arm, size, tokens, vocabulary, lr, seed)
 
 
 def _point(arm: Arm, size: str, tokens: int, vocabulary: int, lr: float, seed: int) -> Point:

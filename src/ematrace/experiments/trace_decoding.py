@@ -29,6 +29,7 @@ import torch
 from torch import Tensor
 
 from ematrace.experiments.base import Context, Experiment, Point, accuracy, number
+from ematrace.experiments.gap_rates import RATES
 from ematrace.experiments.gap_sizes import ATTENTION, EMA, rate_at
 from ematrace.experiments.gap_task import (
     SCORED_AT_ONCE,
@@ -82,7 +83,9 @@ def grid(scale: str, seeds: int) -> Iterable[Point]:
     arms, size = ((EMA, SPEN, ATTENTION), "2m") if scale == "gpu" else ((EMA, ATTENTION), "toy")
     for seed in range(seeds):
         for arm in arms:
-            yield Point({**asdict(arm), "size": size, "lr": rate_at(arm, "2m")}, seed)
+            lr = rate_at(arm, "2m") if scale == "gpu" else RATES[0]
+            if lr is not None:
+                yield Point({**asdict(arm), "size": size, "lr": lr}, seed)
 
 
 def budget(point: Point, settings: Mapping[str, Any]) -> Mapping[str, Any]:
