@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
+import time
 from collections import Counter, deque
 from collections.abc import Generator, Iterator
-from concurrent.futures import Future
-from contextlib import contextmanager
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from multiprocessing import connection, resource_tracker
 from tempfile import TemporaryDirectory
 from types import TracebackType
@@ -23,6 +25,7 @@ from ematrace.experiments.runner.worker import Failure, measure_unit
 from ematrace.results import CellFile
 
 SECONDS_BETWEEN_LOOKS = 0.1
+ATTEMPTS = 20  # at removing what workers left behind
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 
 
@@ -36,7 +39,12 @@ class LocalEngine:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._scratch.cleanup()
+        for _ in range(ATTEMPTS):  # a compiler that a killed worker had started may still write there
+            with suppress(OSError):
+                self._scratch.cleanup()
+                return
+            time.sleep(SECONDS_BETWEEN_LOOKS)
+        shutil.rmtree(self._scratch.name, ignore_errors=True)
 
     def workers(self, gpu: bool) -> int:
         return local_workers(gpu)
@@ -71,8 +79,8 @@ class LocalEngine:
                         if left:  # last, when there may be more memory for it
                             waiting.append(tuple(left))
         finally:
-            for slot in slots:
-                slot.close()
+            with ThreadPoolExecutor(len(slots)) as closing:  # at once: ending one takes seconds while it compiles
+                list(closing.map(Slot.close, slots))
 
 
 class Slot:
