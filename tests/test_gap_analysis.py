@@ -51,7 +51,7 @@ def run(arm: ArmFactors, seed: int, other: float, recall: float, size: str = "2m
     ]
     rows.append(Row({}, {"parameters": Metric(1_901_824.0), "selection_nats": Metric(whole)}))
     lr = changes.pop("lr", RATE)
-    fields = {"experiment": "gap", "scale": "gpu", "settings": {"tokens": 117_440_512}, **changes}
+    fields = {"experiment": "gap", "scale": "gpu", "settings": {"tokens": 117_440_512, "vocab_size": 8192}, **changes}
     return make_file(*rows, seed=seed, factors={**asdict(arm), "size": size, "lr": lr}, **fields)
 
 
@@ -176,7 +176,7 @@ class TestChain:
 
 class TestWhatMayBePublished:
     def test_other_settings_are_left_out_and_named(self) -> None:
-        odd = [run(CHAIN[2], seed, 4.8, 4.0, settings={"tokens": 1}) for seed in range(5)]
+        odd = [run(CHAIN[2], seed, 4.8, 4.0, settings={"tokens": 1, "vocab_size": 8192}) for seed in range(5)]
         rest = [run(arm, seed, n, 4.0) for arm, n in NATS.items() if arm != CHAIN[2] for seed in range(5)]
         scores = load_scores(make_table(*rest, *odd, *sweep(CHAIN)), "2m")
         assert scores.why_absent(CHAIN[2]) == "of other settings: tokens 1 instead of 117440512"

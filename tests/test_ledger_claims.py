@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from ematrace.experiments import EXPERIMENTS
+from ematrace.experiments import EXPERIMENTS, chosen_rates
 from ematrace.ledger import (
     Claim,
     Claims,
@@ -75,6 +76,9 @@ def test_predicates_are_read_as_written() -> None:
 
 def test_every_selector_finds_recorded_cells(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A misspelt factor would leave its claim open for ever."""
+    monkeypatch.setattr(
+        chosen_rates, "_table", lambda: SimpleNamespace(get=lambda arm: 0.004)
+    )  # also arms without a rate
     monkeypatch.delenv("EMATRACE_RESULTS", raising=False)
     claims = load_claims()
     table = Table(Store.open(local=tmp_path).load())

@@ -6,6 +6,7 @@ Every difference is taken on the same seeds, seed by seed: positive means that t
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -25,10 +26,10 @@ from ematrace.analysis.gap_design import (
     ArmFactors,
     corner,
 )
-from ematrace.analysis.gap_scores import GapScores, Values
+from ematrace.analysis.gap_scores import EXPERIMENT, TOY, GapScores, Run, Values, runs_of
 from ematrace.analysis.shapley import occasions, shapley_value
 from ematrace.intervals import fieller_interval, holm_adjusted, mean_p_value
-from ematrace.results import Interval, Sample
+from ematrace.results import Interval, Sample, Table
 
 SMALLEST_GAP = 0.1  # nats: shares of less are not given
 SPREAD = 0.05  # nats between seeds, or between two versions of a model, that would make us doubt
@@ -66,6 +67,11 @@ class Chain:
     def remainder(self) -> float:
         """Nats by which the sum of the steps misses the whole distance."""
         return math.fsum(step.nats.mean for step in self.steps) - self.whole.nats.mean
+
+    @property
+    def recall_share(self) -> Ratio:
+        """Of the whole distance, what lies on tokens that repeat a pair seen before."""
+        return ratio(np.array(self.whole.recall.values), np.array(self.whole.nats.values))
 
     @property
     def closes(self) -> bool:
@@ -266,3 +272,62 @@ def _width_doubts(scores: GapScores, text: str) -> list[str]:
     if gains[0] * gains[1] >= 0:
         return []
     return ["Attention against traces changes sign where d_ff is not matched: the step is not ascribed to context."]
+
+
+@dataclass(frozen=True)
+class Contrast:
+    """Differences between decisive arms, in nats, with one size, budget and vocabulary."""
+
+    experiment: str
+    size: str
+    tokens: int
+    vocabulary: int
+    parameters: float
+    differences: Mapping[str, Sample]
+
+    @property
+    def tokens_per_parameter(self) -> float:
+        return self.tokens / self.parameters
+
+
+# Which arm is how much worse than which: what SPEN lacks to GPT-2, and parts of it.
+CONTRASTS = {
+    "SPEN to GPT-2": (CHAIN[0], CHAIN[-1]),
+    "SPEN to dense": (CHAIN[0], CHAIN[3]),
+    "EMA to attention, dense": (EMA, ATTENTION),
+}
+
+
+def build_trend(table: Table, text: str = "validation") -> list[Contrast]:
+    """By tokens per parameter, over everything that was measured but toys; only on seeds that both arms have."""
+    found = []
+    for experiment in (EXPERIMENT, "gap_sizes", "gap_130m"):
+        groups: dict[tuple[str, int, int], dict[ArmFactors, dict[int, Run]]] = defaultdict(lambda: defaultdict(dict))
+        for size in dict.fromkeys(map(str, table.values_of(experiment, "size"))):
+            for run in runs_of(table, experiment, size):
+                tokens, vocabulary = (run.settings.get(name) for name in ("tokens", "vocab_size"))
+                if size != TOY and isinstance(tokens, int) and isinstance(vocabulary, int):
+                    groups[size, tokens, vocabulary][run.arm][run.seed] = run
+        found += [_contrast(experiment, *key, arms, text) for key, arms in groups.items()]
+    return sorted((c for c in found if c.differences), key=lambda c: c.tokens_per_parameter)
+
+
+def _contrast(
+    experiment: str,
+    size: str,
+    tokens: int,
+    vocabulary: int,
+    arms: Mapping[ArmFactors, Mapping[int, Run]],
+    text: str,
+) -> Contrast:
+    differences = {}
+    for name, (worse, better) in CONTRASTS.items():
+        seeds = sorted(set(arms.get(worse, {})) & set(arms.get(better, {})))
+        pairs = [[arms[arm][seed].nats.get((text, "all")) for arm in (worse, better)] for seed in seeds]
+        known = [[m.value for m in pair if m is not None and m.value is not None] for pair in pairs]
+        values = tuple(pair[0] - pair[1] for pair in known if len(pair) == 2)
+        if values:
+            differences[name] = Sample(values)
+    some = next(iter(next(iter(arms.values())).values()))
+    parameters = some.metrics["parameters"].value if "parameters" in some.metrics else None
+    return Contrast(experiment, size, tokens, vocabulary, parameters or math.nan, differences)

@@ -154,8 +154,10 @@ def _bears_on(experiment: str, claim: Claim, scale: str) -> bool:
     """Whether cells of this scale can be what the claim speaks of."""
     from ematrace.experiments import EXPERIMENTS
 
+    if experiment not in EXPERIMENTS or scale == "gpu":
+        return experiment in EXPERIMENTS
     wheres = [selector.where for selector in claim.selectors if selector.experiment == experiment]
-    return experiment in EXPERIMENTS and any(EXPERIMENTS[experiment].measures(where, scale) for where in wheres)
+    return any(not EXPERIMENTS[experiment].is_toy_for(where) for where in wheres)
 
 
 def _experiments_of(name: str, claims: Claims, scale: str) -> tuple[str, ...]:

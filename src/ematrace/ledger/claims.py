@@ -195,12 +195,12 @@ class Claims:
     robustness: Factors = field(default_factory=dict)
     """The cells on which directions are tested again, seed by seed; none for no factors."""
     unpublished: Factors = field(default_factory=dict)
-    """`seed`: on which settings were chosen. Its cells are no evidence."""
+    """`seed`: from this one on, seeds are for choosing settings. Their cells are no evidence."""
 
     def choose(self, table: Table) -> Table:
         """The cells that are evidence: with the default factors, and on seeds that nothing was chosen on."""
-        seed = self.unpublished.get("seed")
-        return Table(s for s in table.at(self.defaults).cells if s.cell.seed != seed)
+        first = float(self.unpublished.get("seed", math.inf))
+        return Table(s for s in table.at(self.defaults).cells if s.cell.seed < first)
 
     def __iter__(self) -> Iterator[Claim]:
         return iter(self.claims)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import ClassVar, TypeAlias
 
 from ematrace.report.parts import Part
@@ -21,6 +21,7 @@ MOST_TICKS = 5  # that fit side by side on a phone
 LANE_PX = 9  # between series that share a row
 PLANE_PX = 190  # height of a line chart, below its title
 PLANE_TOP = 22
+NARROWEST = 0.2  # percent, of a bar that is drawn
 LARGEST = 1e300  # number that an axis shows; files may hold any
 PLANE_LEFT = 11.0  # percent, for the numbers of the y axis
 
@@ -261,6 +262,45 @@ def bar_chart(
         rows.append(Row(bar.label, shapes, 22, bar.text))
     keys = [Key(name, i) for i, name in enumerate(names)] if len(names) > 1 else []
     return RowChart(caption, rows, axis, x_title, keys)
+
+
+@dataclass(frozen=True)
+class Fall:
+    """A step of a waterfall: by how much the level falls, in parts, and the interval of the whole step."""
+
+    label: str
+    parts: Sequence[float]
+    ends: Interval | None
+    text: str
+
+
+def waterfall_chart(
+    caption: str, start: tuple[str, float], falls: Sequence[Fall], end: str, x_title: str, parts: Sequence[str]
+) -> RowChart:
+    """From a level, step by step, to another. The parts of a step are drawn one below the other, each from where the
+    one before it ends, so that a part that rises shows, too. The line across is the interval of where the step ends."""
+    moves = [part for fall in falls for part in fall.parts]
+    levels = [start[1] - moved for moved in accumulate(moves, initial=0.0)]
+    low, high = min(levels), max(levels)
+    axis = linear_axis(low - 0.06 * (high - low), high + 0.06 * (high - low))
+    height = LANE_PX * len(parts) + 6
+    rows = [Row(start[0], [Mark(axis.percent(start[1]), 8, N_STYLES - 1)], 16, f"{start[1]:.2f}")]
+    level = start[1]
+    for fall in falls:
+        shapes: list[Shape] = []
+        for lane, part in enumerate(fall.parts):
+            left, right = sorted((axis.percent(level), axis.percent(level - part)))
+            width = round(right - left, 2)
+            if width >= NARROWEST:
+                shapes.append(Box(left, 3 + LANE_PX * lane, width, LANE_PX - 2, f"s{lane}", parts[lane]))
+            level -= part
+        before = level + sum(fall.parts)
+        if fall.ends is not None and fall.ends[0] < fall.ends[1]:
+            ends = [axis.percent(before - end) for end in fall.ends]
+            shapes.append(Segment(ends[1], height - 2, ends[0], height - 2, "range"))
+        rows.append(Row(fall.label, shapes, height, fall.text))
+    rows.append(Row(end, [Mark(axis.percent(level), 8, N_STYLES - 1)], 16, f"{level:.2f}"))
+    return RowChart(caption, rows, axis, x_title, [Key(name, lane) for lane, name in enumerate(parts)])
 
 
 @dataclass(frozen=True)

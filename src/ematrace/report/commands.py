@@ -66,5 +66,4 @@ def _finds_toys(selector: Selector) -> bool:
     """Whether the experiment measures something else than this without a GPU."""
     from ematrace.experiments import EXPERIMENTS
 
-    experiment = EXPERIMENTS[selector.experiment]
-    return experiment.needs == "any" and not experiment.measures(selector.where, "cpu")
+    return EXPERIMENTS[selector.experiment].is_toy_for(selector.where)

@@ -15,6 +15,7 @@ from ematrace.report.charts import LineChart, RowChart, Series, dot_chart, log_a
 from ematrace.report.commands import Command, command_for, command_of
 from ematrace.report.data import ReportData
 from ematrace.report.formatting import hardware_of, number
+from ematrace.report.gap import CLAIM, GapData, chain_chart, gap_heading, gap_text
 from ematrace.report.sections.accuracy import rows_by, samples_of
 from ematrace.report.sections.content import lag_chart
 from ematrace.report.sections.spen import RATE, STREAMS
@@ -53,6 +54,7 @@ class FindingView:
     verdict: str
     chart: Chart | None
     command: Command | None = None
+    wide: bool = False
 
 
 def build_finding(finding: Finding, data: ReportData) -> FindingView | None:
@@ -73,6 +75,20 @@ def build_finding(finding: Finding, data: ReportData) -> FindingView | None:
     papers = {f"{name}_paper": number(data.paper(selector)) for name, selector in finding.numbers.items()}
     text = f"{finding.sentence.format(**texts, **papers, hardware=hardware)} {seeds_of(samples.values())}"
     return FindingView(finding.topic, heading, text, found.id, look.sign, found.verdict, finding.chart(data))
+
+
+def gap_finding(data: ReportData) -> FindingView | None:
+    """What the gap is made of: its text and its heading follow from the cells, its link is the claim of the gap."""
+    found = {row.id: row for row in data.rows}.get(CLAIM)
+    if found is None:
+        return None
+    gap, look = GapData(data), look_of(found.verdict)
+    if not gap.chains:
+        heading, text, chart = "Not measured yet", "", None
+    else:
+        heading, text, chart = gap_heading(gap), gap_text(gap), chain_chart(gap.chains[0], gap.scores.is_toy)
+    command = None if gap.chains and not gap.scores.is_toy else gap.command
+    return FindingView("The gap", heading, text, found.id, look.sign, found.verdict, chart, command, wide=True)
 
 
 def seeds_of(samples: Iterable[Sample | None]) -> str:

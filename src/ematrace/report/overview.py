@@ -10,7 +10,7 @@ from ematrace.ledger import VERDICTS, Check, LedgerRow, Share
 from ematrace.ledger.claims import Control
 from ematrace.report.commands import Command, command_of
 from ematrace.report.data import ReportData
-from ematrace.report.findings import FINDINGS, FindingView, build_finding
+from ematrace.report.findings import FINDINGS, FindingView, build_finding, gap_finding
 from ematrace.report.formatting import digits, fold_paths, interval, number, plural, share
 from ematrace.report.verdicts import (
     Look,
@@ -163,7 +163,8 @@ class Overview:
 
     @property
     def findings(self) -> list[FindingView]:
-        return [view for finding in FINDINGS if (view := build_finding(finding, self.data)) is not None]
+        views = (gap_finding(self.data), *(build_finding(finding, self.data) for finding in FINDINGS))
+        return [view for view in views if view is not None]
 
     @property
     def parts(self) -> list[tuple[str, str]]:

@@ -7,10 +7,21 @@ from __future__ import annotations
 
 from ematrace.report.sections import accuracy, content, robustness, roles, spen
 from ematrace.report.sections.base import Section, about
+from ematrace.report.sections.gap import gap_parts
 
 ROLE_METRICS = ("role_within", "role_transfer")
 
 SECTIONS = (
+    Section(
+        "gap",
+        "What the gap between SPEN and a transformer is made of",
+        "SPEN's block differs from GPT-2's in more than its context. Here one thing is changed at a time, from one to "
+        "the other; every model has as many parameters, sees the same text in the same order and has its own learning "
+        "rate. docs/analysis-plan.md was written before any of it ran.",
+        ("gap",),
+        gap_parts,
+        about("gap", "gap_sizes", "gap_130m", "gap_predictors"),
+    ),
     Section(
         "representations",
         "Which representation carries roles",

@@ -1,0 +1,210 @@
+"""What the page opens with: the gap between SPEN and a transformer, step by step."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from functools import cached_property
+
+from ematrace.analysis.gap import (
+    DEFINITIONS,
+    Chain,
+    Outcome,
+    Ratio,
+    RecallShare,
+    Shares,
+    Step,
+    build_chain,
+    build_recall,
+    build_shares,
+    doubts,
+    factorial_arms,
+    judge_traces,
+)
+from ematrace.analysis.gap_design import ATTENTION, CHAIN, EMA, END, PLAYERS, START, ArmFactors
+from ematrace.analysis.gap_scores import EXPERIMENT, MAIN, SWEEP, TOY, GapScores, load_scores
+from ematrace.report.charts import Fall, RowChart, waterfall_chart
+from ematrace.report.commands import Command
+from ematrace.report.data import ReportData
+from ematrace.report.formatting import interval, number, over_seeds, plural
+from ematrace.results import Sample
+
+TEXT_NAMES = {"validation": "held-out text", "wikitext2": "WikiText-2", "c4": "C4"}
+PARTS = ("tokens that repeat a pair seen before in the window", "all other tokens")
+HEADINGS: dict[Outcome | None, str] = {
+    "for": "The gap is the traces: context makes up most of it, whatever the order of the changes.",
+    "against": "Most of the gap is not the traces.",
+    "mixed": "The gap is not the traces alone.",
+    None: "The gap between SPEN and GPT-2, one change at a time.",
+}
+NO_GAP = "Trained alike, SPEN's block and GPT-2's are less than a tenth of a nat apart."
+TOY_HEADING = "A toy, which shows that it runs, and nothing else."
+CLAIM = "C25"
+GPU_AND_TEXT = "a CUDA GPU and text of yours as SOURCE"
+MOST_STEPS = 3  # named in a sentence
+JUDGED = ("validation", "wikitext2")  # by the plan
+
+
+@dataclass(frozen=True)
+class GapData:
+    """Everything that page and finding show of one size: the main one, or a toy where there is nothing else."""
+
+    data: ReportData
+
+    @cached_property
+    def scores(self) -> GapScores:
+        sizes = self.data.cells.values_of(EXPERIMENT, "size")
+        return load_scores(self.data.cells, MAIN if MAIN in sizes or TOY not in sizes else TOY)
+
+    @cached_property
+    def chains(self) -> list[Chain]:
+        return [chain for text in self.scores.texts if (chain := build_chain(self.scores, text)) is not None]
+
+    @cached_property
+    def shares(self) -> list[Shares]:
+        return [found for text in self.scores.texts if (found := build_shares(self.scores, text)) is not None]
+
+    @cached_property
+    def recall(self) -> list[RecallShare]:
+        return [
+            found
+            for text in self.scores.texts
+            for definition in DEFINITIONS
+            if (found := build_recall(self.scores, text, definition)) is not None
+        ]
+
+    @cached_property
+    def doubts(self) -> list[str]:
+        return doubts(self.scores, self.shares) if self.scores.texts else []
+
+    @property
+    def outcome(self) -> Outcome | None:
+        """Is the whole gap the traces? Only of a real size, and of both texts that the plan names."""
+        judged = [found for found in self.shares if found.text in JUDGED]
+        return judge_traces(judged) if not self.scores.is_toy and len(judged) == len(JUDGED) else None
+
+    @property
+    def absent(self) -> list[tuple[ArmFactors, str]]:
+        """Arms of the chain, of the factorial and of the recall shares that are not there, and why."""
+        wanted = dict.fromkeys((*CHAIN, *(() if self.scores.is_toy else factorial_arms()), EMA, ATTENTION))
+        return [(arm, why) for arm in wanted if (why := self.scores.why_absent(arm)) is not None]
+
+    @property
+    def command(self) -> Command:
+        return Command(f"ematrace reproduce {EXPERIMENT} --scale gpu --data SOURCE", GPU_AND_TEXT)
+
+    def command_for_arm(self, arm: ArmFactors, why: str) -> str:
+        """The command that makes an arm's cells, or sweeps its rates."""
+        experiment = SWEEP if "rate" in why else EXPERIMENT
+        only = " ".join(f"{field.name}={_spelt(getattr(arm, field.name))}" for field in fields(arm))
+        scale = "" if self.scores.is_toy else " --scale gpu --data SOURCE"
+        return f"ematrace reproduce {experiment}{scale} --only {only}"
+
+    @property
+    def size(self) -> str:
+        """`1.9M parameters, 62 tokens each`, of the first arm."""
+        arm = next(iter(self.scores.arms))
+        parameters, tokens = (self.scores.model_metric(arm, name) for name in ("parameters", "tokens_per_parameter"))
+        if parameters is None:
+            return f"size {self.scores.size}"
+        shown = f"{parameters / 1e6:.1f}M" if parameters > 1e6 else f"{parameters / 1e3:.0f} thousand"
+        each = f" and {number(tokens)} tokens per parameter" if tokens is not None else ""
+        return f"{shown} parameters{each}"
+
+
+def _spelt(value: object) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def text_name(text: str) -> str:
+    return TEXT_NAMES.get(text, text)
+
+
+def chain_chart(chain: Chain, toy: bool) -> RowChart:
+    falls = [
+        Fall(step.name, (step.recall.mean, step.other.mean), over_seeds(step.nats), change_text(step.nats))
+        for step in chain.steps
+    ]
+    caption = f"Nats per token on {text_name(chain.text)}, from SPEN to GPT-2"
+    return waterfall_chart(
+        f"TOY: {caption}" if toy else caption, (START, chain.start.mean), falls, END, "nats per token", PARTS
+    )
+
+
+def change_text(nats: Sample) -> str:
+    """As the loss moves: down is negative."""
+    return number(-nats.mean, 3, signed=True)
+
+
+def with_interval(sample: Sample, decimals: int | None = None, signed: bool = False) -> str:
+    ends = over_seeds(sample)
+    places = decimals if decimals is not None else 3
+    return number(sample.mean, places, signed) + (f" ({interval(ends, places)})" if ends else "")
+
+
+def share_text(found: Ratio) -> str:
+    """`62.0% (58.1 to 66.2%)`; a dash where no share is given."""
+    if found.share is None:
+        return "–"
+    low, high = (number(100 * end, 1) for end in found.interval or (math.nan, math.nan))
+    ends = f" ({low} to {high}%)" if found.interval is not None else ""
+    return f"{number(100 * found.share, 1)}%{ends}"
+
+
+def gap_heading(gap: GapData) -> str:
+    if gap.scores.is_toy:
+        return TOY_HEADING
+    first = gap.chains[0].whole.nats
+    if first.interval is not None and first.interval[1] < 0.1:
+        return NO_GAP
+    return HEADINGS[gap.outcome]
+
+
+def gap_text(gap: GapData) -> str:
+    """The finding in a few sentences, each with its numbers; nothing where an end of the chain is missing."""
+    chain = gap.chains[0]
+    sentences = [
+        f"With {gap.size}, SPEN's block and GPT-2's are {with_interval(chain.whole.nats)} nats apart on "
+        f"{text_name(chain.text)}.",
+        _largest(chain.steps),
+        *_shares_sentence(gap.shares),
+        *_recall_sentence(chain),
+        *_mixers_sentence(gap.recall),
+    ]
+    if chain.missing:
+        sentences.append(f"{plural(len(chain.missing), 'arm')} of the chain not measured yet: see below.")
+    return " ".join([*sentences, f"{plural(len(chain.seeds), 'seed')}."])
+
+
+def _largest(steps: Sequence[Step]) -> str:
+    ordered = sorted(steps, key=lambda step: -abs(step.nats.mean))[:MOST_STEPS]
+    shown = "; ".join(f"{step.name} {change_text(step.nats)}" for step in ordered)
+    return f"The largest steps: {shown}."
+
+
+def _shares_sentence(shares: Sequence[Shares]) -> list[str]:
+    if not shares or any(shares[0].players[player].share is None for player in PLAYERS):
+        return []
+    context, ffn, residual = (share_text(shares[0].players[player]) for player in ("context", "ffn", "residual"))
+    return [
+        f"Averaged over the orders in which they can be changed, traces instead of attention are {context} of the "
+        f"distance, the sparse feed-forward layer {ffn}, and the residual {residual}."
+    ]
+
+
+def _recall_sentence(chain: Chain) -> list[str]:
+    found = chain.recall_share
+    if found.share is None:
+        return []
+    return [f"{share_text(found)} of the chain's distance lies on tokens that repeat a pair seen before in the window."]
+
+
+def _mixers_sentence(recall: Sequence[RecallShare]) -> list[str]:
+    """EMA against attention, everything else equal."""
+    if not recall:
+        return []
+    gap = recall[0]
+    where = f", {share_text(gap.recall)} of it on such tokens" if gap.recall.share is not None else ""
+    change = with_interval(gap.gap, signed=True)
+    return [f"With all else equal and dense, EMA traces instead of attention change the loss by {change} nats{where}."]

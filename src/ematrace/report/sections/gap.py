@@ -1,0 +1,245 @@
+"""The gap between SPEN and a transformer: chain, shares, recall, and everything that they rest on."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from statistics import fmean
+
+from markupsafe import Markup
+
+from ematrace.analysis.gap import CONTRASTS, DEFINITIONS, Chain, Ratio, RecallShare, Shares, build_trend
+from ematrace.analysis.gap_design import PLAYER_NAMES, SPLIT_NAMES, ArmFactors
+from ematrace.analysis.gap_scores import MAIN, SWEEP, sweeps
+from ematrace.report.data import ReportData
+from ematrace.report.formatting import interval, number, over_seeds, plural
+from ematrace.report.gap import GapData, chain_chart, share_text, text_name, with_interval
+from ematrace.report.parts import Block, Content, DataTable, Fold, Paragraph, code, plain_table
+from ematrace.results import Sample
+
+DEFINITION_NAMES = {
+    "pair": "pair seen before in the window",
+    "rare": "and at most 1,250 times in training (Zoology)",
+    "rare_here": "and as rare in proportion to the tokens trained on",
+}
+# Not ours: Arora et al. 2023, arXiv 2312.04927, models of 360M parameters trained on 10B tokens of the Pile.
+ZOOLOGY_SOURCE = (
+    "Published elsewhere, not measured here: Zoology (Arora et al. 2023, arXiv 2312.04927), 360M parameters, "
+)
+ZOOLOGY_SOURCE += (
+    "10B tokens of the Pile. Perplexity, and the share of the gap to attention that lies on recall tokens."
+)
+ZOOLOGY: Mapping[str, Sequence[str]] = {
+    "attention": ("9.44", "1.98", "10.62", "–"),
+    "long convolution": ("13.13", "13.27", "13.12", "40.5%"),
+    "H3": ("–", "–", "–", "65.8%"),
+    "Hyena": ("–", "–", "–", "98.2%"),
+    "RWKV": ("–", "–", "–", "100%"),
+}
+TOY_NOTE = (
+    "These are toys: models of a few thousand parameters, trained for seconds, at a learning rate that was not swept. "
+    "They show that the chain and the recall slice are computed. Nothing follows from their numbers, and no verdict "
+    "rests on them."
+)
+
+
+def gap_parts(data: ReportData) -> Sequence[Content | None]:
+    gap = GapData(data)
+    parts: list[Content | None] = [*_notes(gap)]
+    if gap.scores.arms:
+        toy = gap.scores.is_toy
+        parts += [Block([chain_chart(chain, toy) for chain in gap.chains], "panels") if gap.chains else None]
+        parts += [chain_table(chain) for chain in gap.chains]
+        parts += [_closing(gap.chains), *_shares(gap), *_recall(gap), _arms(gap), *_slices(gap)]
+    return [*parts, trend_table(data), *_rates(data)]
+
+
+def _notes(gap: GapData) -> Iterator[Content]:
+    """How large, how many seeds, what is missing, what is to be doubted."""
+    if gap.scores.is_toy:
+        yield Paragraph(Markup("<strong>{}</strong>").format(TOY_NOTE), "note")
+    if gap.scores.arms:
+        seeds = sorted({seed for runs in gap.scores.arms.values() for seed in runs})
+        yield Paragraph(f"{plural(len(gap.scores.arms), 'arm')} with {gap.size}; {plural(len(seeds), 'seed')}.")
+    if gap.absent:
+        lines = [
+            Paragraph(Markup("{}: {}. {}").format(arm.text, why, code(gap.command_for_arm(arm, why))), "missing")
+            for arm, why in gap.absent
+        ]
+        summary = f"{plural(len(lines), 'arm')} not published, with the reason and the command"
+        yield Fold(summary, lines) if gap.scores.arms else Paragraph(f"{summary} below.")
+        if not gap.scores.arms:
+            yield Fold(summary, lines)
+    for line in gap.scores.dropped:
+        yield Paragraph(f"Left out: {line}", "missing")
+    for doubt in () if gap.scores.is_toy else gap.doubts:
+        yield Paragraph(f"Reason to doubt: {doubt}", "note")
+
+
+def chain_table(chain: Chain) -> DataTable:
+    heads = [f"step, on {text_name(chain.text)}", "nats", "95%", "on repeated pairs", "on other tokens", "p (Holm)"]
+    rows = [
+        [step.name, *_nats(step.nats), _mean(step.recall), _mean(step.other), _p_value(step.p_value)]
+        for step in chain.steps
+    ]
+    total = [math.fsum(getattr(step, part).mean for step in chain.steps) for part in ("nats", "recall", "other")]
+    rows.append(["sum of the steps", number(total[0], 3), "", *(number(x, 3) for x in total[1:]), ""])
+    whole = chain.whole
+    rows.append([whole.name, *_nats(whole.nats), _mean(whole.recall), _mean(whole.other), ""])
+    return plain_table(heads, rows, f"By how much each step lowers the loss on {text_name(chain.text)}")
+
+
+def _closing(chains: Sequence[Chain]) -> Paragraph | None:
+    """Do the steps add up, on every text?"""
+    if not chains:
+        return None
+    shown = [
+        f"{text_name(chain.text)} {number(chain.whole.nats.mean + chain.remainder, 3)} of "
+        f"{with_interval(chain.whole.nats)}{'' if chain.closes else ', which does not close'}"
+        for chain in chains
+    ]
+    return Paragraph(f"The steps add up to the whole distance: {'; '.join(shown)}.")
+
+
+def _nats(sample: Sample) -> tuple[str, str]:
+    ends = over_seeds(sample)
+    return number(sample.mean, 3), interval(ends, 3) if ends else "–"
+
+
+def _mean(sample: Sample) -> str:
+    return number(sample.mean, 3)
+
+
+def _p_value(p: float | None) -> str:
+    return "–" if p is None else "< .001" if p < 0.001 else number(p, 3)
+
+
+def _shares(gap: GapData) -> Iterator[Content]:
+    if not gap.shares:
+        return
+    heads = ["", *(f"{text_name(s.text)}{what}" for s in gap.shares for what in (", nats", ", 95%", ", share"))]
+    rows: list[list[Content]] = [["whole distance", *(x for s in gap.shares for x in (*_nats(s.whole), ""))]]
+    for names, of in ((PLAYER_NAMES, _players), (SPLIT_NAMES, _split)):
+        for key, name in names.items():
+            rows.append([name, *(x for s in gap.shares for x in _ratio(of(s)[key]))])
+    yield Paragraph(
+        "Shares do not depend on the order of the changes: they are Shapley values over the six orders, from EMA with "
+        "the straight-through top-k, its context behind the feed-forward layer, to attention with rope, dense and "
+        "direct. Intervals of shares are Fieller's; of a distance below .1 nats no share is given."
+    )
+    yield plain_table(heads, [rows[0], rows[1], rows[2], rows[4], rows[5], rows[3]], "Shapley values of three changes")
+    verdict = {"for": "for", "against": "against", "mixed": "mixed"}.get(str(gap.outcome), "not judged")
+    yield Paragraph(
+        f"“The whole gap is the traces”: {verdict}. For if the interval of context's share lies above .75 on held-out "
+        "text and on WikiText-2, against if below .5."
+    )
+
+
+def _players(shares: Shares) -> Mapping[str, Ratio]:
+    return shares.players
+
+
+def _split(shares: Shares) -> Mapping[str, Ratio]:
+    return shares.split
+
+
+def _ratio(found: Ratio) -> tuple[str, str, str]:
+    return (*_nats(found.part), share_text(found))
+
+
+def _recall(gap: GapData) -> Iterator[Content]:
+    if not gap.recall:
+        return
+    heads = ["recall tokens, by text", "of tokens", "gap, nats", "95%", "share of the gap"]
+    heads += ["EMA on them", "attention", "EMA elsewhere", "attention"]
+    rows = [
+        [
+            f"{text_name(found.text)}: {DEFINITION_NAMES[found.definition]}",
+            f"{found.tokens:.1%}",
+            *_nats(found.gap),
+            share_text(found.recall) if found.tokens else "–",
+            *_perplexities(found),
+        ]
+        for found in gap.recall
+    ]
+    yield plain_table(heads, rows, "EMA against attention on recall tokens; perplexity on them and elsewhere")
+    columns = ["", "overall", "recall tokens", "others", "share of the gap on recall tokens"]
+    yield Paragraph(ZOOLOGY_SOURCE)
+    yield plain_table(columns, [[name, *values] for name, values in ZOOLOGY.items()], "Zoology's table, published")
+
+
+def _perplexities(found: RecallShare) -> Iterator[str]:
+    for part in DEFINITIONS[found.definition]:
+        for arm in ("EMA", "attention"):
+            sample = found.nats[arm].get(part)
+            yield "–" if sample is None else number(math.exp(sample.mean))
+
+
+def _arms(gap: GapData) -> Content:
+    """Every arm that is published: nats on every text, and how it was trained."""
+    scores = gap.scores
+    heads = ["arm", *(f"nats, {text_name(text)}" for text in scores.texts), "parameters", "d_ff", "rate", "seeds"]
+    rows = []
+    for arm, runs in scores.arms.items():
+        seeds = sorted(runs)
+        samples = [Sample(tuple(scores.nats(arm, text, "all", seeds))) for text in scores.texts]
+        of_model = [number(scores.model_metric(arm, name)) for name in ("parameters", "d_ff")]
+        rate = f"{next(iter(runs.values())).lr:g}"
+        rows.append([arm.text, *(with_interval(s) for s in samples), *of_model, rate, str(len(seeds))])
+    return Fold("Every arm", [plain_table(heads, rows, "Nats of every arm")])
+
+
+def _slices(gap: GapData) -> Iterator[Content]:
+    """Of every arm on held-out text: nats by slice."""
+    scores = gap.scores
+    text = scores.texts[0]
+    parts = [part for of, part in next(iter(next(iter(scores.arms.values())).values())).nats if of == text]
+    shares = [f"{part} ({_share(gap, text, part):.1%})" for part in parts]
+    rows = [[arm.text, *(_slice(gap, arm, text, part) for part in parts)] for arm in scores.arms]
+    table = plain_table(["arm", *shares], rows, f"Nats by slice on {text_name(text)}, with the share of tokens in it")
+    yield Fold("Every arm by slice", [table])
+
+
+def _share(gap: GapData, text: str, part: str) -> float:
+    arm, runs = next(iter(gap.scores.arms.items()))
+    return gap.scores.share(arm, text, part, next(iter(runs)))
+
+
+def _slice(gap: GapData, arm: ArmFactors, text: str, part: str) -> str:
+    seeds = sorted(gap.scores.arms[arm])
+    if not gap.scores.share(arm, text, part, seeds[0]):
+        return "–"
+    return number(float(gap.scores.nats(arm, text, part, seeds).mean()), 3)
+
+
+def trend_table(data: ReportData) -> Content | None:
+    """Does the finding hold with other sizes, budgets and vocabularies?"""
+    found = build_trend(data.table)
+    if not found:
+        return None
+    heads = ["parameters, tokens, vocabulary", "tokens per parameter", *CONTRASTS, "seeds"]
+    rows: list[list[Content]] = []
+    for one in found:
+        samples = [one.differences.get(name) for name in CONTRASTS]
+        counts = sorted({len(sample.values) for sample in samples if sample is not None})
+        label = f"{one.parameters / 1e6:.1f}M, {one.tokens / 1e6:.0f}M, {one.vocabulary:,}"
+        shown = ["–" if sample is None else with_interval(sample, signed=True) for sample in samples]
+        rows.append([label, number(one.tokens_per_parameter), *shown, ", ".join(map(str, counts))])
+    return plain_table(heads, rows, "Nats by which one arm is worse than another, by tokens per parameter")
+
+
+def _rates(data: ReportData) -> Iterator[Content]:
+    """The whole sweep, arm by arm."""
+    swept = sweeps(data.cells, MAIN)
+    if not swept:
+        return
+    rates = sorted({rate for sweep in swept.values() for rate in sweep.curve})
+    rows = []
+    for arm, sweep in swept.items():
+        shown = [number(fmean(sweep.curve[rate].values()), 3) if rate in sweep.curve else "–" for rate in rates]
+        rows.append([arm.text, *shown, f"{sweep.best:g}{f' ({sweep.obstacle})' if sweep.obstacle else ''}"])
+    heads = ["arm", *(f"{rate:g}" for rate in rates), "best"]
+    table = plain_table(heads, rows, "Nats by learning rate, on the half of the held-out text that rates are chosen on")
+    settled = sum(sweep.obstacle is None for sweep in swept.values())
+    summary = f"Learning rates ({SWEEP}): {plural(len(rows), 'arm')}, of {settled} the best rate is settled"
+    yield Fold(summary, [table])
