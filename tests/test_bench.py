@@ -334,6 +334,12 @@ class TestTables:
         assert text.count("longer") == 8  # no word was cut in two
         assert max(map(len, text.splitlines())) <= width
 
+    @pytest.mark.parametrize("width", range(60, 121, 5))
+    def test_every_number_is_shown_at_any_width(self, width: int) -> None:
+        rows = [timed("a name of words", 0.002, 0.0001, tokens=100, operations=1e9, bytes=8e6), *CEILINGS]
+        assert shown(width, rows).count("95%") == 2  # of copy and, in the last column, of matmul
+        assert max(map(len, shown(width, rows).splitlines())) <= width
+
     def test_a_table_that_does_not_fit_becomes_a_list(self) -> None:
         rows = [timed("ours with a longer name", 0.002, tokens=100, operations=1e9, bytes=8e6), *CEILINGS]
         assert "median 2.00 ms, spread 2.00–2.00 ms, 50,000 tokens/s, 4.00 GB/s, 50%" in shown(80, rows)

@@ -169,9 +169,9 @@ class Fitting:
     rows: Sequence[Sequence[str]]
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        table = table_of(self.heads, self.rows)
-        if Measurement.get(console, options.update(max_width=WIDEST), table).minimum <= options.max_width:
-            yield table
+        narrowest = table_of(self.heads, [(name[:READABLE], *values) for name, *values in self.rows])
+        if Measurement.get(console, options.update(max_width=WIDEST), narrowest).maximum <= options.max_width:
+            yield table_of(self.heads, self.rows)
             return
         yield Text()
         for name, *values in self.rows:
