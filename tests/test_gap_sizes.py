@@ -20,6 +20,8 @@ from ematrace.baselines.language import UNIGRAM, Unigram
 from ematrace.experiments import gap_130m, gap_rates, gap_second, gap_size_rates, gap_sizes, gap_task, unigram_floor
 from ematrace.experiments.base import Context, Experiment, Point
 from ematrace.experiments.gap_task import SIZES, SPEN, Arm, ScoredText, build_arm, matched_width
+from ematrace.ledger import load_claims
+from ematrace.report.sections.spen import HELD_OUT
 from ematrace.results import Row
 from ematrace.text import load_tokenizer
 from ematrace.train import batches as training_batches
@@ -37,7 +39,7 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def measured(experiment: Experiment, text: str, **factors: Any) -> list[Row]:
-    settings = {**experiment.settings, "windows": 10_000, "validation": text, "texts": {"other": text}}
+    settings = {**experiment.settings, "windows": 10_000, "validation": text, "texts": {"wikitext2": text, "c4": text}}
     point = Point(factors, 0)
     settings |= {name: value for name, value in TINY.items() if name in settings}
     resolved = experiment.resolve_settings(point, settings)
@@ -102,7 +104,7 @@ def test_a_size_is_trained_with_the_points_budget(text: str) -> None:
     factors = {**asdict(Arm("ema")), "size": "toy", "tokens": 8 * 32 * 3, "vocabulary": 290, "lr": 1e-3}
     rows = measured(gap_sizes.EXPERIMENT, text, **factors)
     assert [row.factors["step"] for row in rows if "step" in row.factors] == [3]
-    assert value(rows, "nats", text="other", slice="all") < 2 * math.log(290)
+    assert value(rows, "nats", text="c4", slice="all") < 2 * math.log(290)
 
 
 def test_flops_at_130m_are_those_that_the_plan_compares() -> None:
@@ -163,13 +165,20 @@ def test_first_pass_and_repeated_tokens_are_apart(tmp_path: Path) -> None:
 def test_an_arm_of_130m_is_trained_and_scored(text: str) -> None:
     factors = {**asdict(SPEN), "size": "toy", "budget": "tokens", "lr": 1e-3}
     rows = measured(gap_130m.EXPERIMENT, text, **factors)
-    reset = value(rows, "cross_entropy", text="other", state="reset")
-    assert reset == value(rows, "nats", text="other", slice="all")
-    assert value(rows, "perplexity", text="other", state="reset") == pytest.approx(math.exp(reset))
+    reset = value(rows, "cross_entropy", text="c4", state="reset")
+    assert reset == value(rows, "nats", text="c4", slice="all")
+    assert value(rows, "perplexity", text="c4", state="reset") == pytest.approx(math.exp(reset))
     assert value(rows, "cross_entropy", text="validation", state="carried") < 2 * math.log(300)
-    assert value(rows, "unigram_perplexity", text="other") < value(rows, "uniform_perplexity") <= 300
+    assert value(rows, "unigram_perplexity", text="c4") < value(rows, "uniform_perplexity") <= 300
     assert value(rows, "pass_nats", **{"pass": 1}) > 0
     assert value(rows, "held_out_nats", step=4) == value(rows, "validation_cross_entropy")
+    has = {(metric, json.dumps(row.factors, sort_keys=True)) for row in rows for metric in row.metrics}
+    columns = [(column.metric, column.where) for column in HELD_OUT if column.where.get("pass") != 2]
+    selectors = [s for claim in load_claims() for s in claim.selectors if s.experiment == "gap_130m"]
+    assert len(selectors) > 10
+    for metric, where in [*columns, *((s.metric, s.where) for s in selectors)]:  # what page and ledger look for
+        of_row = {name: v for name, v in where.items() if name not in factors}
+        assert (metric, json.dumps(of_row, sort_keys=True)) in has, (metric, where)
 
 
 def weights_of(second: gap_second.LanguageModel) -> Iterator[tuple[str, torch.Tensor]]:
@@ -248,7 +257,7 @@ def test_the_second_implementation_is_scored_as_the_first(text: str) -> None:
     second, first = (measured(e, text, **factors) for e in (gap_second.EXPERIMENT, gap_rates.EXPERIMENT))
     of_texts = [[row.factors for row in rows if "text" in row.factors] for rows in (second, first)]
     assert of_texts[0] == of_texts[1]
-    assert value(second, "nats", text="other", slice="all") < 2 * math.log(300)
+    assert value(second, "nats", text="c4", slice="all") < 2 * math.log(300)
     assert value(second, "parameters") == value(first, "parameters")
 
 

@@ -136,13 +136,22 @@ SECTIONS = (
     ),
     Section(
         "spen-training",
-        "SPEN and a transformer of its size",
+        "SPEN and a transformer of its size: speed",
         "Both trained by one loop on the same tokens, with the paper's batch on one GPU, each in a run of its own; "
-        "commits and machines are below the tables. A step includes everything from the data to the optimiser. "
-        "Perplexity is on held-out text; with so few tokens per parameter it does not show where training ends.",
+        "commits and machines are below the tables. A step includes everything from the data to the optimiser.",
         ("spen_training",),
         spen.training,
         about("spen_training"),
+    ),
+    Section(
+        "spen-130m",
+        "SPEN and transformers of its size: loss",
+        "Trained on the same tokens, or on as many as take the same FLOPs as SPEN. Every window of 2,048 tokens starts "
+        "from nothing (reset), or the state is carried through the text; a transformer then reads overlapping windows. "
+        "The loss of a pass over the training text is that of its last tenth (docs/training.md).",
+        ("gap_130m",),
+        spen.held_out,
+        about("gap_130m"),
     ),
     Section(
         "spen-model",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from ematrace.bench.tables import count
 from ematrace.report.charts import Axis, Series, dot_chart, linear_axis, log_axis
@@ -10,7 +10,7 @@ from ematrace.report.data import ReportData
 from ematrace.report.parts import Content
 from ematrace.report.sections.accuracy import papers_of, samples_of
 from ematrace.report.tables import Header, measure_table, measured_rows, metric_columns, value_table
-from ematrace.results import Selector
+from ematrace.results import Factors, Selector
 
 PRESETS = {"spen-130m": "SPEN-130M", "gpt2-130m": "GPT-2-size transformer"}
 SPEED = metric_columns(
@@ -23,18 +23,32 @@ SPEED = metric_columns(
         "parameters": "parameters",
     }
 )
+AT_130M: Mapping[str, Factors] = {
+    "SPEN, Algorithm 1": {"context": "ema_error", "ffn": "topk_ste"},
+    "SPEN, masked gradient": {"context": "ema_error", "ffn": "topk_masked"},
+    "SPEN, dense": {"context": "ema_error", "ffn": "dense"},
+    "EMA, dense": {"context": "ema"},
+    "attention, dense": {"context": "attention", "positions": "rope", "ffn": "dense"},
+    "attention, masked top-k": {"context": "attention", "positions": "rope", "ffn": "topk_masked"},
+    "GPT-2, SPEN's parameters": {"block": "gpt2", "width": "matched"},
+    "GPT-2 small": {"block": "gpt2", "width": "fixed"},
+}
+BUDGETS_130M = {"tokens": "", "flops": ", SPEN's FLOPs"}
 HELD_OUT = [
-    *metric_columns(
-        {
-            "tokens": "tokens trained on",
-            "validation_cross_entropy": "held-out nats",
-            "unigram_cross_entropy": "unigram nats",
-        }
+    Header("tokens trained on", metric="tokens"),
+    *(
+        Header(f"{label}, {state}", metric=metric, where={"text": text, "state": state})
+        for text, label, metric in (
+            ("validation", "held-out nats", "cross_entropy"),
+            ("wikitext2", "WikiText-2 ppl", "perplexity"),
+            ("c4", "C4 ppl", "perplexity"),
+        )
+        for state in ("reset", "carried")
     ),
-    Header("WikiText-2 ppl", metric="perplexity", where={"text": "wikitext2"}),
-    Header("unigram", metric="unigram_perplexity", where={"text": "wikitext2"}),
-    Header("C4 ppl", metric="perplexity", where={"text": "c4"}),
-    Header("unigram", metric="unigram_perplexity", where={"text": "c4"}),
+    Header("unigram, WikiText-2", metric="unigram_perplexity", where={"text": "wikitext2"}),
+    Header("unigram, C4", metric="unigram_perplexity", where={"text": "c4"}),
+    Header("first pass, nats", metric="pass_end_nats", where={"pass": 1}),
+    Header("second pass, nats", metric="pass_end_nats", where={"pass": 2}),
 ]
 PARITY = metric_columns(
     {
@@ -79,8 +93,16 @@ def training(data: ReportData) -> Sequence[Content | None]:
             axis=speed_axis(series),
         ),
         measure_table(data, rows, SPEED, "Speed of training"),
-        measure_table(data, rows, HELD_OUT, "Perplexity on held-out text"),
     ]
+
+
+def held_out(data: ReportData) -> Sequence[Content | None]:
+    rows = [
+        Header(f"{label}{note}", "gap_130m", where={**where, "size": "130m", "budget": budget})
+        for budget, note in BUDGETS_130M.items()
+        for label, where in AT_130M.items()
+    ]
+    return [measure_table(data, rows, HELD_OUT, "Loss at 130M parameters")]
 
 
 def speed_axis(series: Sequence[Series]) -> Axis:
