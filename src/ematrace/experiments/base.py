@@ -87,6 +87,8 @@ class Experiment:
     """How many by default: intervals within one seed are over tokens. Recorded results have more."""
     seconds: float = 60.0
     """Expected for one point, on one core or on the GPU."""
+    toy_seconds: float | None = None
+    """The same without a GPU, where it then measures toys."""
     settings: Mapping[str, Any] = field(default_factory=dict)
     """Plain JSON that `measure` reads from `ctx.settings`. Recorded; when it changes, a point is measured again."""
     derived: Callable[[Point, Mapping[str, Any]], Mapping[str, Any]] | None = None

@@ -18,14 +18,15 @@ from ematrace.experiments.gap_task import SETTINGS, Arm, budget_of, measure_arm
 from ematrace.results import Row
 
 SEEDS = 5
+ROPE = Arm("attention", positions="rope")  # against which the recall share of EMA's gap is measured
 
 
 def grid(scale: str, seeds: int) -> Iterable[Point]:
-    """Arms whose rate was chosen (`gap_rates`), seed by seed; without a GPU the chain, as toys.
+    """Arms whose rate was chosen (`gap_rates`), seed by seed; without a GPU the chain and attention with rope, as toys.
 
     The chain comes first: it says most.
     """
-    arms, size = ((CHAIN, ARMS), "2m") if scale == "gpu" else ((CHAIN,), "toy")
+    arms, size = ((CHAIN, ARMS), "2m") if scale == "gpu" else (((*CHAIN, ROPE),), "toy")
     done: set[tuple[Arm, int]] = set()
     for part in arms:
         for seed in range(seeds if scale == "gpu" else 1):
@@ -52,4 +53,5 @@ EXPERIMENT = Experiment(
     settings=SETTINGS,
     derived=budget_of,
     seconds=60,
+    toy_seconds=6,
 )

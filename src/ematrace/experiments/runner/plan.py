@@ -209,7 +209,7 @@ def _unit(
         data=data,
         command=command,
         group=f"{experiment.group or experiment.name} {own}",
-        seconds=experiment.seconds,
+        seconds=experiment.seconds if scale == "gpu" else experiment.toy_seconds or experiment.seconds,
         alone=experiment.alone,
     )
 
