@@ -439,3 +439,91 @@ class TestFigure:
         if not low - 1e-6 <= k / 100 <= high + 1e-6:
             assert figure(accuracy(k / 100, n=100 * factor), paper).holds is False
             assert figure(accuracy(k / 100, n=100), paper).holds is False
+
+
+SAME = {"sentences": {"train": 9}, "grammar": {"noun_bias": 0.8}}
+
+
+class TestPairedAcrossExperiments:
+    LEFT, RIGHT = Sample((0.30, 0.50, 0.70, 0.90)), Sample((0.29, 0.485, 0.69, 0.885))
+
+    def check(self, right: Sample = RIGHT, settings: Any = SAME) -> Check:
+        files = make_runs("one", left=self.LEFT, settings=SAME) + make_runs("two", right=right, settings=settings)
+        direction = Direction(parse("one/left"), ">", parse("two/right"), paired=True)
+        return check_direction(direction, make_table(*files).select)
+
+    def test_same_sentences_are_compared_seed_by_seed(self) -> None:
+        found = self.check()
+        expected = stats.ttest_rel(self.LEFT.values, self.RIGHT.values).confidence_interval(0.95)
+        assert (found.method, found.holds) == ("paired", True)
+        assert found.interval == pytest.approx(tuple(expected))
+
+    def test_only_seeds_that_both_have(self) -> None:
+        found = self.check(Sample(self.RIGHT.values[:3]))
+        assert found.method == "paired"
+        assert found.difference == pytest.approx((0.01 + 0.015 + 0.01) / 3)
+
+    @pytest.mark.parametrize("settings", [{"sentences": {"train": 8}, "grammar": {"noun_bias": 0.8}}, {}])
+    def test_other_sentences_are_not(self, settings: Any) -> None:
+        assert self.check(settings=settings).method == "welch"
+
+
+class TestOverTokens:
+    def check(self, left: Sample, right: Sample) -> Check:
+        direction = Direction(parse("one/left"), ">", parse("one/right"), interval="tokens")
+        return check_direction(direction, make_table(*make_runs("one", left=left, right=right)).select)
+
+    def test_is_newcombe_of_one_run_with_the_seeds_beside_it(self) -> None:
+        # Tokens tell the two apart, seeds do not.
+        left, right = accuracy(0.40, 0.60, 0.80, n=2000), accuracy(0.60, 0.55, 0.50, n=2000)
+        found = self.check(left, right)
+        from ematrace.intervals import newcombe_difference_interval
+
+        assert found.interval == newcombe_difference_interval(1200, 2000, 1100, 2000)
+        assert (found.method, found.holds) == ("newcombe", True)
+        assert found.beside is not None
+        assert (found.beside.method, found.beside.holds, found.beside.undecided) == ("paired", False, True)
+        assert found.predicate.endswith("over tokens")
+
+
+class TestUnless:
+    """a < 0.5 or b < 0.5, each of which holds, is undecided or is refuted."""
+
+    HOLDS, OPEN, REFUTED = Sample((0.10, 0.11, 0.12)), Sample((0.30, 0.50, 0.70)), Sample((0.90, 0.91, 0.92))
+
+    @pytest.mark.parametrize(
+        ("a", "b", "holds", "undecided"),
+        [
+            (HOLDS, REFUTED, True, False),
+            (REFUTED, HOLDS, True, False),
+            (REFUTED, OPEN, False, True),
+            (OPEN, REFUTED, False, True),
+            (REFUTED, REFUTED, False, False),
+        ],
+    )
+    def test_one_is_enough(self, a: Sample, b: Sample, holds: bool, undecided: bool) -> None:
+        direction = Direction(parse("one/a"), "<", 0.5, unless=Direction(parse("one/b"), "<", 0.5))
+        check = check_direction(direction, make_table(*make_runs("one", a=a, b=b)).select)
+        assert (check.holds, check.undecided) == (holds, undecided)
+        assert check.predicate == "one/a < 0.5 or one/b < 0.5"
+
+    def test_both_must_be_measured(self) -> None:
+        direction = Direction(parse("one/a"), "<", 0.5, unless=Direction(parse("one/gone"), "<", 0.5))
+        check = check_direction(direction, make_table(*make_runs("one", a=self.HOLDS)).select)
+        assert (check.holds, check.missing) == (None, ("one/gone",))
+
+
+class TestPValueAgainst:
+    @pytest.mark.parametrize(("op", "alternative"), [("<", "greater"), (">", "less")])
+    def test_is_the_one_sided_test_of_scipy(self, op: Any, alternative: Any) -> None:
+        left, right = Sample((0.61, 0.66, 0.58, 0.64)), Sample((0.60, 0.61, 0.59, 0.60))
+        expected = stats.ttest_1samp(np.subtract(left.values, right.values), 0.01, alternative=alternative).pvalue
+        assert compare(op, left, right, by=0.01).p_against == pytest.approx(expected)
+
+    def test_welch(self) -> None:
+        expected = stats.ttest_ind(HIGH.values, LOW.values, equal_var=False, alternative="greater").pvalue
+        assert compare("<", HIGH, LOW, together=False).p_against == pytest.approx(expected)
+
+    def test_without_spread_it_is_certain(self) -> None:
+        same = Sample((0.5, 0.5))
+        assert [compare(op, same, 0.4).p_against for op in ("<", ">")] == [0.0, 1.0]

@@ -313,3 +313,35 @@ def test_figures_are_those_of_version_0_1(ledger: dict[str, dict[str, Any]], id:
 def test_every_row_of_version_0_1_is_there(ledger: dict[str, dict[str, Any]]) -> None:
     assert list(ledger) == list(BEFORE)
     assert len(ledger) == 50
+
+
+class TestFamily:
+    """Eight comparisons `x < 0.5`, one of which is refuted alone with p = .01."""
+
+    def claim(self, holm: bool) -> Claim:
+        return make_claim(*(more(f"one/x{i}", 0.5, "<") for i in range(8)), holm=holm)
+
+    def runs(self, refuted: Sample) -> Table:
+        return make_table(*make_runs("one", x0=refuted, **{f"x{i}": Sample((0.1, 0.12, 0.11)) for i in range(1, 8)}))
+
+    def test_holm_takes_back_what_one_of_many_would_show(self) -> None:
+        table = self.runs(Sample((0.56, 0.60, 0.58)))  # t = 6.9 on 2 degrees of freedom: p = .01, times 8
+        assert judge_one(self.claim(holm=False), table).verdict == "not reproduced"
+        row = judge_one(self.claim(holm=True), table)
+        assert row.verdict == "undecided"
+        assert [check.undecided for check in row.checks] == [True] + [False] * 7
+        assert row.checks[0].p_against == pytest.approx(0.0102, abs=1e-4)
+
+    def test_what_is_beyond_doubt_still_refutes(self) -> None:
+        assert judge_one(self.claim(holm=True), self.runs(Sample((0.580, 0.581, 0.582)))).verdict == "not reproduced"
+
+
+def test_an_alternative_counts_on_drawn_grammars() -> None:
+    either = more("one/a", 0.5, "<", unless=more("one/b", 0.5, "<"))
+    drawn = [
+        make_file(make_row({"a": a, "b": b}), seed=i, factors={"grammar": "drawn"})
+        for i, (a, b) in enumerate([(0.4, 0.9), (0.9, 0.4), (0.9, 0.9)])
+    ]
+    robustness = judge_one(make_claim(either), make_table(*drawn)).robustness
+    assert robustness is not None
+    assert (robustness.all.holds, robustness.all.conditions) == (2, 3)

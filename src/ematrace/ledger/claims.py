@@ -22,6 +22,7 @@ Part = Literal["small", "large", "extension"]
 Op = Literal[">", "<", "not >", "within", "<=", ">=", "=="]
 Kind = Literal["accuracy", "cross_entropy", "perplexity", "speed"]
 Otherwise = Literal["not testable here", "undecided"]
+Interval = Literal["seeds", "tokens"]
 ID = re.compile(r"[A-Za-z]+[0-9]{1,9}")
 SECTIONS = ("defaults", "robustness", "unpublished")
 
@@ -53,8 +54,18 @@ class Direction:
     by: float = 0.0
     against: float | None = None
     """Takes the place of `by` (of `right` in a bound) where it is asked whether the predicate is refuted."""
+    paired: bool = False
+    """Both sides have the same sentences on the same seed, also across experiments: differences seed by seed."""
+    interval: Interval = "seeds"
+    """`tokens`: Wilson's, over the tokens of one run with the mean accuracy."""
+    unless: Direction | None = None
+    """The predicate also holds where this one does."""
 
     def __post_init__(self) -> None:
+        if self.interval == "tokens" and (self.op not in COMPARISONS or self.paired or self.over is not None):
+            raise ValueError("'interval' is over tokens only in a comparison that is not paired and has no 'over'")
+        if self.paired and not isinstance(self.right, Selector):
+            raise ValueError("'paired' needs a selector on the right")
         if self.against is not None and self.op not in (">", "<", ">=", "<="):
             raise ValueError(f"'against' has no meaning with op '{self.op}'")
         if self.by and self.op not in COMPARISONS:
@@ -64,7 +75,8 @@ class Direction:
 
     @property
     def selectors(self) -> tuple[Selector, ...]:
-        return tuple(s for s in (self.left, self.over, self.right) if isinstance(s, Selector))
+        own = tuple(s for s in (self.left, self.over, self.right) if isinstance(s, Selector))
+        return own if self.unless is None else (*own, *self.unless.selectors)
 
     @property
     def text(self) -> str:
@@ -73,7 +85,9 @@ class Direction:
         sign = "±" if self.op == "within" else "-" if self.by < 0 else "+"
         by = f" {sign} {abs(self.by):g}" if self.by else ""
         against = "" if self.against is None else f" (against at {self.against:g})"
-        return f"{self.left}{over} {self.op} {right}{by}{against}"
+        tokens = " over tokens" if self.interval == "tokens" else ""
+        unless = "" if self.unless is None else f" or {self.unless.text}"
+        return f"{self.left}{over} {self.op} {right}{by}{against}{tokens}{unless}"
 
 
 @dataclass(frozen=True)
@@ -166,6 +180,14 @@ class Claim:
     requires: tuple[Condition, ...] = ()
     seeds: int = 1
     """Fewer leave it undecided."""
+    line: int | None = None
+    """Of the paper's LaTeX text, for `quote`."""
+    quote: str = ""
+    """The paper's words that the predicates test."""
+    note: str = ""
+    """What a reader of the verdict has to know beside it."""
+    holm: bool = False
+    """Its comparisons are one family: they refute the claim only after Holm's correction."""
 
     @property
     def selectors(self) -> tuple[Selector, ...]:
@@ -324,12 +346,23 @@ class _Direction(msgspec.Struct, forbid_unknown_fields=True):
     over: str | None = None
     by: float = 0.0
     against: float | None = None
+    paired: bool = False
+    interval: Interval = "seeds"
+    unless: _Direction | None = None
 
     def parse(self) -> Direction:
         right = _selector("right", self.right) if isinstance(self.right, str) else _finite("right", self.right)
-        over = None if self.over is None else _selector("over", self.over)
-        against = None if self.against is None else _finite("against", self.against)
-        return Direction(_selector("left", self.left), self.op, right, over, _finite("by", self.by), against)
+        return Direction(
+            _selector("left", self.left),
+            self.op,
+            right,
+            over=None if self.over is None else _selector("over", self.over),
+            by=_finite("by", self.by),
+            against=None if self.against is None else _finite("against", self.against),
+            paired=self.paired,
+            interval=self.interval,
+            unless=None if self.unless is None else self.unless.parse(),
+        )
 
 
 class _Figure(msgspec.Struct, forbid_unknown_fields=True):
@@ -374,6 +407,10 @@ class _Claim(msgspec.Struct, forbid_unknown_fields=True):
     control: _Control | None = None
     requires: tuple[_Condition, ...] = ()
     seeds: Annotated[int, msgspec.Meta(ge=1)] = 1
+    line: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    quote: str = ""
+    note: str = ""
+    holm: bool = False
 
 
 def _selector(field: str, text: str) -> Selector:
@@ -414,4 +451,8 @@ def _claim(id: str, body: object, where: str, command: str) -> Claim:
         control=control,
         requires=requires,
         seeds=read.seeds,
+        line=read.line,
+        quote=read.quote,
+        note=read.note,
+        holm=read.holm,
     )

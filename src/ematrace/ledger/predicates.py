@@ -4,9 +4,9 @@ A direction predicate rests on the 95% interval of a difference, the best that t
 
 | left and right                                     | interval of the difference             | method     |
 |----------------------------------------------------|----------------------------------------|------------|
-| same experiment, a value per seed in both          | Student on per-seed differences        | paired     |
+| same experiment (or `paired`), a value per seed    | Student on per-seed differences        | paired     |
 | two experiments, two seeds or more in each         | Welch                                  | welch      |
-| one value and its tokens in each                   | Newcombe                               | newcombe   |
+| one value and its tokens in each, or over tokens   | Newcombe                               | newcombe   |
 | seeds on one side, tokens on the other             | variances of the means added, normal   | mixed      |
 | a ratio across experiments on one side             | the same, Student if all is over seeds | delta      |
 | a selector and a number                            | Student or Wilson                      | one-sample |
@@ -19,17 +19,20 @@ A predicate that does not hold is *refuted* if the whole interval lies on the ot
 If the interval excludes neither, it is *undecided*. With `against`, what lies between the two bounds is undecided,
 too. `not >` and `==` are never undecided: the one asks for
 significance, the other has no interval. Nor is a point: without an interval the means decide, so a claim that needs
-one says how many `seeds` it takes.
+one says how many `seeds` it takes. With `unless` a predicate holds if either of two does, and is refuted if both are.
+
+`p_against` is the one-sided p-value against a predicate, below .025 where its interval refutes it: for claims whose
+comparisons are corrected as a family.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from scipy.special import ndtri, stdtrit
+from scipy.special import ndtr, ndtri, stdtr, stdtrit
 
 from ematrace.intervals import (
     newcombe_difference_interval,
@@ -74,6 +77,9 @@ class Check:
     holds: bool | None
     missing: tuple[str, ...] = ()
     undecided: bool = False
+    p_against: float | None = None
+    beside: Check | None = None
+    """The alternative of `unless`; or, where the interval is over tokens, the same predicate over seeds."""
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -87,29 +93,31 @@ class Check:
             "holds": self.holds,
             "missing": list(self.missing),
             "undecided": self.undecided,
+            "p_against": self.p_against,
+            "beside": None if self.beside is None else self.beside.to_json(),
         }
 
 
 @dataclass(frozen=True)
 class _Measured:
-    """A mean, its interval if there is one, and how that was found."""
+    """A mean, its interval if there is one, how that was found, and its degrees of freedom (infinite for tokens)."""
 
     mean: float
     interval: Interval | None
     method: str
+    df: float
 
 
 @dataclass(frozen=True)
 class _Estimate(_Measured):
     """A sample, or a ratio of two, with what is known of its noise.
 
-    `variance` is that of the mean, on `df` degrees of freedom (infinite for tokens); None if it is not known.
+    `variance` is that of the mean; None if it is not known.
     `sample` has the values; None if only the moments are left, as in a ratio across experiments. `selection` says
     which cells they are from.
     """
 
     variance: float | None
-    df: float
     sample: Sample | None
     selection: Selection | None
 
@@ -118,11 +126,11 @@ def _estimate(sample: Sample, selection: Selection | None) -> _Estimate:
     interval, m = sample.interval, len(sample.draws)
     if m >= 2:
         method = "one-sample" if sample.sd > 0 else "point"
-        return _Estimate(sample.mean, interval, method, sample.sd**2 / m, m - 1, sample, selection)
+        return _Estimate(sample.mean, interval, method, m - 1, sample.sd**2 / m, sample, selection)
     if interval is not None:
         variance = ((interval[1] - interval[0]) / 2 / _quantile(math.inf)) ** 2
-        return _Estimate(sample.mean, interval, "one-sample", variance, math.inf, sample, selection)
-    return _Estimate(sample.mean, None, "point", None, math.inf, sample, selection)
+        return _Estimate(sample.mean, interval, "one-sample", math.inf, variance, sample, selection)
+    return _Estimate(sample.mean, None, "point", math.inf, None, sample, selection)
 
 
 def _of(selection: Selection) -> _Estimate:
@@ -146,41 +154,54 @@ def _from_moments(mean: float, parts: tuple[tuple[float | None, float], ...], me
     """An estimate whose variance is the sum of the parts'; a part of unknown variance leaves a bare point."""
     known = tuple((v, df) for v, df in parts if v is not None)
     if len(known) < len(parts):
-        return _Estimate(mean, None, "point", None, math.inf, None, None)
+        return _Estimate(mean, None, "point", math.inf, None, None, None)
     variance = sum(v for v, _ in known)
     if variance == 0.0:
-        return _Estimate(mean, None, "point", 0.0, math.inf, None, None)
+        return _Estimate(mean, None, "point", math.inf, 0.0, None, None)
     df = _combined_df(known)
     half = _quantile(df) * math.sqrt(variance)
-    return _Estimate(mean, (mean - half, mean + half), method, variance, df, None, None)
+    return _Estimate(mean, (mean - half, mean + half), method, df, variance, None, None)
 
 
-def _pairs(a: _Estimate, b: _Estimate) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
-    """Values that stand against each other: seeds of one experiment, or repetitions on the same seed of it."""
+def _pairs(a: _Estimate, b: _Estimate, paired: bool = False) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
+    """Values that stand against each other: seeds of one experiment, or repetitions on the same seed of it.
+
+    With `paired`, also seeds that two experiments share, if both say that they had the same data.
+    """
     if a.selection is None or b.selection is None or a.sample is None or b.sample is None:
         return None
+    if paired and a.selection.selector.experiment != b.selection.selector.experiment:
+        return a.selection.paired_values(b.selection)
     if not a.selection.is_paired_with(b.selection) or not len(a.sample.draws) == len(b.sample.draws) >= 2:
         return None
     return a.sample.draws, b.sample.draws
 
 
-def _difference(a: _Estimate, b: _Estimate) -> _Measured:
+def _difference(a: _Estimate, b: _Estimate, paired: bool = False) -> _Measured:
     """a - b, by the table at the top of this file."""
     u, v = a.sample, b.sample
     if u is None or v is None:
         return _from_moments(a.mean - b.mean, ((a.variance, a.df), (b.variance, b.df)), "delta")
-    if (pairs := _pairs(a, b)) is not None:
+    if (pairs := _pairs(a, b, paired)) is not None:
         differences = Sample(tuple(p - q for p, q in zip(*pairs, strict=True)))
         if differences.sd == 0.0:
-            return _Measured(differences.mean, None, "point")
-        return _Measured(differences.mean, paired_difference_interval(*pairs), "paired")
+            return _Measured(differences.mean, None, "point", math.inf)
+        return _Measured(differences.mean, paired_difference_interval(*pairs), "paired", len(differences.values) - 1)
     mean = u.mean - v.mean
     if len(u.draws) >= 2 and len(v.draws) >= 2 and (u.sd > 0 or v.sd > 0):
-        return _Measured(mean, welch_difference_interval(u.draws, v.draws), "welch")
-    if u.over_items and v.over_items and u.n and v.n and len(u.draws) == len(v.draws) == 1:
-        interval = newcombe_difference_interval(round(u.mean * u.n), u.n, round(v.mean * v.n), v.n)
-        return _Measured(mean, interval, "newcombe")
+        df = _combined_df(tuple((e.variance, e.df) for e in (a, b) if e.variance is not None))
+        return _Measured(mean, welch_difference_interval(u.draws, v.draws), "welch", df)
+    if len(u.draws) == len(v.draws) == 1 and (over_tokens := _difference_over_tokens(u, v)) is not None:
+        return over_tokens
     return _from_moments(mean, ((a.variance, a.df), (b.variance, b.df)), "mixed")
+
+
+def _difference_over_tokens(u: Sample, v: Sample) -> _Measured | None:
+    """Of one run of each with the mean accuracies; None where they are not accuracies."""
+    if not (u.over_items and v.over_items and u.n and v.n):
+        return None
+    interval = newcombe_difference_interval(round(u.mean * u.n), u.n, round(v.mean * v.n), v.n)
+    return _Measured(u.mean - v.mean, interval, "newcombe", math.inf)
 
 
 def _ratio(a: _Estimate, b: _Estimate) -> _Estimate | None:
@@ -247,6 +268,8 @@ def check_direction(direction: Direction, lookup: Lookup) -> Check:
     >>> check.holds, [round(end, 2) for end in check.interval]  # of the difference, over seeds
     (True, [0.15, 0.28])
     """
+    if direction.unless is not None:
+        return _either(direction, lookup)
     found, missing = _find(direction.selectors, lookup)
     left: _Estimate | None = None
     if not missing:
@@ -257,45 +280,85 @@ def check_direction(direction: Direction, lookup: Lookup) -> Check:
         method = None if missing else "undefined ratio"
         return Check("direction", direction.text, None, None, None, None, method, None, missing)
     other = found[direction.right] if isinstance(direction.right, Selector) else direction.right
-    right = other.sample.mean if isinstance(other, Selection) else other
-    interval, method, holds, undecided = _compare(direction, left, other, right)
-    gap = left.mean - right
-    return Check("direction", direction.text, left.mean, right, gap, interval, method, holds, undecided=undecided)
+    check = _compare(direction, left, other)
+    if direction.interval == "tokens":
+        return replace(check, beside=check_direction(replace(direction, interval="seeds"), lookup))
+    return check
 
 
-def _compare(
-    direction: Direction, left: _Estimate, other: Selection | float, right: float
-) -> tuple[Interval | None, str, bool, bool]:
-    """The interval that decides, how it was found, whether the predicate holds, and whether it is undecided."""
+def _either(direction: Direction, lookup: Lookup) -> Check:
+    """Holds if one of the two does, is refuted if both are."""
+    assert direction.unless is not None
+    first, second = check_direction(replace(direction, unless=None), lookup), check_direction(direction.unless, lookup)
+    both = replace(first, predicate=direction.text, beside=second)
+    if first.holds is None or second.holds is None:
+        return replace(both, holds=None, undecided=False, missing=tuple(dict.fromkeys(first.missing + second.missing)))
+    holds = first.holds or second.holds
+    return replace(both, holds=holds, undecided=not holds and (first.undecided or second.undecided))
+
+
+def _compare(direction: Direction, left: _Estimate, other: Selection | float) -> Check:
     op, by = direction.op, direction.by
+    right = other.sample.mean if isinstance(other, Selection) else other
+
+    def check(found: _Measured, interval: Interval | None, method: str, *outcome: Any) -> Check:
+        holds, undecided, p_against = outcome
+        gap = found.mean if direction.paired else left.mean - right  # with pairs, over the seeds that both have
+        return Check(
+            "direction", direction.text, left.mean, right, gap, interval, method, holds,
+            undecided=undecided, p_against=p_against,
+        )  # fmt: skip
+
     if op == "==":
-        return None, "exact", _equal_everywhere(left, other), False
+        return check(left, None, "exact", _equal_everywhere(left, other), False, None)
     if op in ("<=", ">="):
         lo, hi = left.interval or (left.mean, left.mean)
         worst, best = (hi, lo) if op == "<=" else (lo, hi)
         holds = compare_points(op, worst, right)
         bound = right if direction.against is None else direction.against
-        return left.interval, "bound", holds, not holds and compare_points(op, best, bound)
-    interval: Interval | None
-    if isinstance(other, Selection):
-        difference = _difference(left, _of(other))
-        interval, method = difference.interval, difference.method
-    elif left.interval is None or left.method == "point":
-        interval, method = None, "point"
-    else:
-        interval, method = (left.interval[0] - right, left.interval[1] - right), left.method
-    lo, hi = interval or (left.mean - right, left.mean - right)
+        undecided = not holds and compare_points(op, best, bound)
+        return check(left, left.interval, "bound", holds, undecided, _p_against(op, left, bound))
+    found = _difference_from(direction, left, other)
+    lo, hi = found.interval or (found.mean, found.mean)
     if op == "within":
         holds = -by < lo and hi < by
-        return interval, method, holds, not holds and interval is not None and lo <= by and hi >= -by
+        undecided = not holds and found.interval is not None and lo <= by and hi >= -by
+        return check(found, found.interval, found.method, holds, undecided, None)
     tiny = TINY * max(abs(left.mean), abs(right), abs(by))
     worst, best = (hi, lo) if op == "<" else (lo, hi)
     holds = _gap_holds(op, worst - by, tiny)
     # An end of the interval on the bound does not exclude the predicate, as it does not show it.
     bound = by if direction.against is None else direction.against
-    points = interval is None and direction.against is None
+    points = found.interval is None and direction.against is None
     excluded = op == "not >" or points or not _gap_holds(f"{op}=", best - bound, tiny)
-    return interval, method, holds, not holds and not excluded
+    p_against = _p_against(op, found, bound)
+    return check(found, found.interval, found.method, holds, not holds and not excluded, p_against)
+
+
+def _difference_from(direction: Direction, left: _Estimate, other: Selection | float) -> _Measured:
+    """left - other, with the interval that the direction asks for; a bare mean where there is none."""
+    if not isinstance(other, Selection):
+        mean = left.mean - other
+        if left.interval is None or left.method == "point":
+            return _Measured(mean, None, "point", math.inf)
+        return _Measured(mean, (left.interval[0] - other, left.interval[1] - other), left.method, left.df)
+    if direction.interval == "tokens" and left.sample is not None:
+        over_tokens = _difference_over_tokens(left.sample, other.sample)
+        return over_tokens or _Measured(left.mean - other.sample.mean, None, "point", math.inf)
+    return _difference(left, _of(other), direction.paired)
+
+
+def _p_against(op: str, found: _Measured, bound: float) -> float | None:
+    """How likely a mean so far on the wrong side of the bound would be if the true one were on it, by the interval."""
+    if op == "not >":
+        return None
+    wrong = found.mean - bound if op.startswith("<") else bound - found.mean
+    lo, hi = found.interval or (found.mean, found.mean)
+    half = (found.mean - lo if op.startswith("<") else hi - found.mean) if wrong > 0 else (hi - lo) / 2
+    if half == 0.0:
+        return 0.0 if wrong > 0 else 1.0
+    t = wrong / half * _quantile(found.df)
+    return float(ndtr(-t)) if math.isinf(found.df) else float(stdtr(found.df, -t))
 
 
 def tolerance_band(paper: float, kind: str) -> Interval:

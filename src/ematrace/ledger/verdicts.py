@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
+from ematrace.intervals import holm_adjusted
 from ematrace.ledger.claims import Claim, Claims, Direction, load_claims
 from ematrace.ledger.predicates import Check, Lookup, check_direction, check_figure, compare_points
 from ematrace.results import Interval, Selection, Selector, Table
+from ematrace.results.sample import CONFIDENCE
 
 REPRODUCED = "reproduced"
 DIRECTION_ONLY = "direction only"
@@ -18,6 +20,7 @@ NOT_REPRODUCED = "not reproduced"
 UNDECIDED = "undecided"
 NOT_TESTABLE = "not testable here"
 OPEN = "open"
+ONE_SIDED = (1 - CONFIDENCE) / 2
 ANSWERED_YES = "answered: yes"
 ANSWERED_NO = "answered: no"
 ANSWERED_MIXED = "answered: mixed"
@@ -189,6 +192,8 @@ def judge(claim: Claim, table: Table) -> Finding:
     selected = {selector: table.select(selector) for selector in claim.selectors}
     lookup: Lookup = selected.get
     directions = tuple(check_direction(d, lookup) for d in claim.direction)
+    if claim.holm:
+        directions = corrected(directions)
     figures = tuple(check_figure(f, lookup) for f in claim.figure)
     conditions = tuple(check_direction(c.predicate, lookup) for c in claim.requires)
 
@@ -207,6 +212,18 @@ def judge(claim: Claim, table: Table) -> Finding:
         evidence=_paths(list(found.values())),
         why=why,
         checks=directions + figures,
+    )
+
+
+def corrected(checks: Sequence[Check]) -> tuple[Check, ...]:
+    """What refutes only as long as the other comparisons of its family are not counted is undecided (Holm 1979)."""
+    tested = [i for i, check in enumerate(checks) if check.p_against is not None]
+    if not tested:
+        return tuple(checks)
+    adjusted = dict(zip(tested, holm_adjusted([checks[i].p_against or 0.0 for i in tested]), strict=True))
+    return tuple(
+        replace(check, undecided=True) if check.holds is False and adjusted.get(i, 0.0) >= ONE_SIDED else check
+        for i, check in enumerate(checks)
     )
 
 
@@ -308,14 +325,22 @@ def _over_draws(direction: Direction, draws: Sequence[Table]) -> tuple[list[bool
             outcomes.append(None)
             continue
         used += selections.values()
-
-        def value(side: Selector | float, at: dict[Selector, Selection] = selections) -> float:
-            return at[side].sample.mean if isinstance(side, Selector) else side
-
-        left, right = value(direction.left), value(direction.right)
-        over = 1.0 if direction.over is None else value(direction.over)
-        if over == 0.0 or not all(map(math.isfinite, (left, over, right))):
-            outcomes.append(None)
-        else:
-            outcomes.append(compare_points(direction.op, left / over, right, direction.by))
+        outcomes.append(_holds_at_points(direction, {s: found.sample.mean for s, found in selections.items()}))
     return (outcomes if used else None), used
+
+
+def _holds_at_points(direction: Direction, means: Mapping[Selector, float]) -> bool | None:
+    """None where a value is not known or a ratio is not defined."""
+
+    def value(side: Selector | float) -> float:
+        return means[side] if isinstance(side, Selector) else side
+
+    left, right = value(direction.left), value(direction.right)
+    over = 1.0 if direction.over is None else value(direction.over)
+    if over == 0.0 or not all(map(math.isfinite, (left, over, right))):
+        return None
+    holds = compare_points(direction.op, left / over, right, direction.by)
+    if direction.unless is None:
+        return holds
+    other = _holds_at_points(direction.unless, means)
+    return None if other is None else holds or other

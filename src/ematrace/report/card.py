@@ -43,6 +43,8 @@ def claim_card(row: LedgerRow, claim: Claim, cells: Results) -> RenderableType:
 
 def _lines(row: LedgerRow, claim: Claim, cells: Results) -> Iterator[tuple[str, RenderableType]]:
     yield "paper", Text(row.paper)
+    if claim.quote:
+        yield f"line {claim.line}", Text(f"“{claim.quote}”", style="italic")
     if ours := _ours(row, claim, cells):
         yield "ours", ours
     if not claim.selectors and not claim.not_testable:
@@ -58,6 +60,8 @@ def _lines(row: LedgerRow, claim: Claim, cells: Results) -> Iterator[tuple[str, 
         checks = row.checks[len(claim.direction) :]
         shown = short_names(claim.figure)
         yield "figures", _table(_figure(f, c, n) for f, c, n in zip(claim.figure, checks, shown, strict=True))
+    if claim.note:
+        yield "note", Text(claim.note)
     if row.fitted and row.figure:
         yield "", Text("the grammar was chosen knowing this figure", style="dim")
     if any(LETTERS.fullmatch(word) for name in names.values() for word in name.split()):
@@ -94,14 +98,23 @@ def _table(rows: Iterator[tuple[Text, Text]]) -> Table:
 
 
 def _direction(direction: Direction, check: Check, names: dict[Selector, str]) -> tuple[Text, Text]:
+    sign, _, style = outcome(check)
+    shown, spread = _compared(direction, check, names), _spread(check)
+    if direction.unless is not None and check.beside is not None:
+        shown += f" or {_compared(direction.unless, check.beside, names)}"
+        spread += f"; {_spread(check.beside)}"
+    elif check.beside is not None:
+        spread += f"; over seeds {outcome(check.beside)[1]}: {_spread(check.beside)}"
+    return Text.assemble((sign, style), f" {shown}"), Text(spread)
+
+
+def _compared(direction: Direction, check: Check, names: dict[Selector, str]) -> str:
     left = names[direction.left] + (f" / {names[direction.over]}" if direction.over else "")
     right = f"{names[direction.right]} " if isinstance(direction.right, Selector) else ""
     margin = f" ± {number(direction.by)}" if direction.op == "within" else f" {number(direction.by, signed=True)}"
     by = margin if direction.by else ""
-    sign, _, style = outcome(check)
     bound = f"{right}{number(check.right)}" if right else f"{direction.right:g}"
-    shown = f" {left} {number(check.left)} {direction.op} {bound}{by}"
-    return Text.assemble((sign, style), shown), Text(_spread(check))
+    return f"{left} {number(check.left)} {direction.op} {bound}{by}"
 
 
 def _spread(check: Check) -> str:

@@ -39,6 +39,9 @@ class ClaimView:
     row: LedgerRow
     lines: Sequence[tuple[str, str, str]]
     part: str
+    quote: str
+    """The paper's words, with their line."""
+    remark: str
     control: str
     command: Command | None
 
@@ -134,6 +137,10 @@ class PredicateView:
         }
         sign, word, _ = outcome(check)
         shown = "; ".join(f"{name} {text}" for name, text in numbers.items() if text != "–")
+        if check.beside is not None:
+            beside = cls.of(check.beside, None)
+            what = "Over seeds" if check.predicate == f"{check.beside.predicate} over tokens" else "Or"
+            shown = f"{shown}. {what}: {beside.holds}; {beside.numbers}"
         return cls(check.predicate, f"{sign} {word}", word == "fails", shown)
 
 
@@ -148,7 +155,13 @@ class Overview:
         claims = {claim.id: claim for claim in self.data.claims}
         return [
             ClaimView(
-                row, ours_lines(row, claim), claim.part, self._control(claim.control), command_of(claim, self.data)
+                row,
+                ours_lines(row, claim),
+                claim.part,
+                f"“{claim.quote}” (line {claim.line})" if claim.quote else "",
+                claim.note,
+                self._control(claim.control),
+                command_of(claim, self.data),
             )
             for row in self.data.rows
             for claim in (claims[row.id],)

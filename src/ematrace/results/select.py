@@ -21,6 +21,10 @@ _BARE = r"[^\x00-\x1f\x7f\",{}]*"  # any other text stands in quotes, as JSON
 _FACTOR = re.compile(rf"(?P<name>{NAME})\s*=\s*(?P<value>\"(?:[^\"\\]|\\.)*\"\s*|{_BARE})(?:,\s*|\Z)")
 
 
+SAME_DATA = ("sentences", "grammar")
+"""Settings that say, with the seed, which sentences an experiment had."""
+
+
 class AmbiguousSelection(ValueError):
     """A selector that names too few factors: the cells it selects differ in another one.
 
@@ -130,6 +134,16 @@ class Selection:
         """Whether values stand against each other seed by seed: the same runs of the same experiment."""
         same = self.selector.experiment == other.selector.experiment and self.seeds == other.seeds
         return same and self.local == other.local and self.scale == other.scale
+
+    def paired_values(self, other: Selection) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
+        """Values on the seeds that both have, where a seed means the same data in both: `sentences` and `grammar` of
+        their settings agree. None for fewer than two seeds."""
+        data = [{name: s.cells[0].cell.settings.get(name) for name in SAME_DATA} for s in (self, other)]
+        if data[0] != data[1] or None in data[0].values() or (self.local, self.scale) != (other.local, other.scale):
+            return None
+        ours, theirs = (dict(zip(s.seeds, s.sample.values, strict=True)) for s in (self, other))
+        both = [seed for seed in self.seeds if seed in theirs]
+        return (tuple(ours[s] for s in both), tuple(theirs[s] for s in both)) if len(both) >= 2 else None
 
 
 class Table:
