@@ -22,9 +22,9 @@ from ematrace.experiments.base import merged
 from ematrace.experiments.controls import majority
 from ematrace.experiments.distances import jl_epsilon, sparse_code
 from ematrace.experiments.grammar_task import (
+    DRAWN,
     DRAWS,
     FULL,
-    KS,
     QUICK_DRAWS,
     SETTINGS,
     GrammarTask,
@@ -48,6 +48,7 @@ TINY = Sizes(train=40, within=20, transfer=20, bigru_epochs=1)
 SMALL = {"widths": (128, 32, 16, 8)}  # the lemma of `distances` says nothing below 24 ln n dimensions
 GRAMMAR = [name for name, experiment in EXPERIMENTS.items() if experiment.settings is SETTINGS]
 DEFAULT = {"grammar": "default"}
+RECORDED_DRAW = {"grammar": "drawn", "k": 0.04}  # from before grammars were drawn whole; seeds 1, 5, ...
 
 
 class Given(Context):
@@ -494,7 +495,7 @@ def test_a_projected_accuracy_is_the_mean_over_five_projections(task, measured):
     assert found.value == pytest.approx(np.mean(accuracies), abs=1e-12)
 
 
-def test_drawn_conditions_differ_and_have_passives_and_every_k():
+def test_drawn_grammars_differ_and_have_passives_and_one_k():
     points = list(drawn_grid("cpu", DRAWS))
     drawn = [EXPERIMENTS["position"].resolve_settings(point, SETTINGS) for point in points]
     assert [point.seed for point in points] == list(range(DRAWS))
@@ -503,19 +504,21 @@ def test_drawn_conditions_differ_and_have_passives_and_every_k():
     assert len({g["noun_bias"] for g in grammars}) == len({g["adjective_rate"] for g in grammars}) == DRAWS
     assert len({tuple(g["shares"].values()) for g in grammars}) == DRAWS
     assert [g["shares"]["passive"] == pytest.approx(0.5) for g in grammars] == [i % 3 == 0 for i in range(DRAWS)]
-    assert [point.factors for point in points] == [{"grammar": "drawn", "k": k} for k in KS] * (DRAWS // 4)
-    assert [settings["spcn"]["k"] for settings in drawn] == [point.factors["k"] for point in points]
-    # every k meets half passives and not
-    assert len({(point.factors["k"], point.seed % 3 == 0) for point in points}) == 8
+    assert {settings["spcn"]["k"] for settings in drawn} == {SETTINGS["spcn"]["k"]}
+    # every word order meets half passives and not, equally often
+    kinds = Counter((g["word_order"], point.seed % 3 == 0) for g, point in zip(grammars, points, strict=True))
+    assert sorted(kinds.values()) == [2] * 4 + [4] * 4
 
 
 def test_a_drawn_task_is_what_its_settings_say():
-    point = list(drawn_grid("cpu", 6))[5]
-    settings = EXPERIMENTS["position"].resolve_settings(point, merged(SETTINGS, {"sentences": {"train": 40}}))
-    task = grammar_task(Context(seed=5, settings=settings), **point.factors)
-    assert task.spcn().k == settings["spcn"]["k"] == 0.04
-    assert task.A.settings == task.B.settings == settings["grammar"]
-    assert (task.seed, len(task.train)) == (5, 40)
+    for factors, k in (({"grammar": DRAWN}, 0.08), ({"grammar": DRAWN, "k": 0.16}, 0.16), (RECORDED_DRAW, 0.04)):
+        point = Point(factors, 5)
+        settings = EXPERIMENTS["position"].resolve_settings(point, merged(SETTINGS, {"sentences": {"train": 40}}))
+        task = grammar_task(Context(seed=5, settings=settings), **point.factors)
+        assert task.spcn().k == settings["spcn"]["k"] == k
+        assert task.A.settings == task.B.settings == settings["grammar"]
+        assert (task.seed, len(task.train), settings["grammar"]["drawn_seed"]) == (5, 40, 5)
+        assert ("word_order" in settings["grammar"]) == (factors["grammar"] == DRAWN)
 
 
 def test_a_grammar_with_half_passives_is_told_apart():
@@ -579,7 +582,7 @@ def test_settings_are_those_of_the_recorded_results():
     folder = Path(__file__).resolve().parents[1] / "results"
     for name in GRAMMAR:
         experiment = EXPERIMENTS[name]
-        points = [Point(DEFAULT, 0), *(drawn_grid("cpu", 2) if experiment.robustness else [])]
+        points = [Point(DEFAULT, 0), *([Point(RECORDED_DRAW, 1)] if experiment.robustness else [])]
         for point in points:
             recorded = read_file(folder / name / file_name(point.factors, point.seed, "cpu"))
             assert recorded.settings == json.loads(json.dumps(experiment.resolve_settings(point, experiment.settings)))

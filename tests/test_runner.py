@@ -267,9 +267,9 @@ def test_files_say_what_they_were_measured_with(grammar_run):
     folder, _ = grammar_run
     for file in files_in(folder).values():
         assert file.settings["sentences"] == {"train": 40, "within": 20, "transfer": 20, "bigru_epochs": 1}
-        drawn = file.factors["grammar"] == "drawn"
+        drawn = file.factors["grammar"] == "fully_drawn"
         assert file.settings["grammar"]["drawn_seed"] == (1 if drawn else None)
-        assert file.settings["spcn"]["k"] == (0.04 if drawn else 0.08)
+        assert file.settings["spcn"]["k"] == 0.08
         assert "--settings" in file.provenance.command
 
 

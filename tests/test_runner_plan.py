@@ -68,8 +68,9 @@ def test_grammar_experiments_of_a_seed_are_one_job_and_others_are_their_own():
 def test_robustness_is_the_quick_experiments_unless_a_number_is_given():
     quick = make_plan(Request(("robustness",))).units
     assert {unit.experiment for unit in quick} == set(QUICK)
-    assert {(unit.seed, unit.factors["k"]) for unit in quick} == {(0, 0.02), (1, 0.04), (2, 0.08), (3, 0.16)}
-    assert {unit.factors["grammar"] for unit in quick} == {"drawn"}
+    assert {unit.seed for unit in quick} == {0, 1, 2, 3}
+    assert len({unit.settings["grammar"]["word_order"] for unit in quick}) == 4
+    assert [unit.factors for unit in quick] == [{"grammar": "fully_drawn"}] * 12
     full = make_plan(Request(("robustness",), seeds=6)).units
     assert {unit.experiment for unit in full} == {n for n, e in EXPERIMENTS.items() if e.robustness is not None}
     assert {unit.seed for unit in full} == set(range(6))
@@ -79,7 +80,7 @@ def test_an_experiment_and_its_robustness_are_different_units():
     units = make_plan(Request(("position", "position", "robustness"), seeds=2)).units
     assert len(set(keys(units))) == len(units)
     of_position = [unit for unit in units if unit.experiment == "position"]
-    assert [unit.factors["grammar"] for unit in of_position] == ["default"] * 2 + ["drawn"] * 2
+    assert [unit.factors["grammar"] for unit in of_position] == ["default"] * 2 + ["fully_drawn"] * 2
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 5, 40])
@@ -193,7 +194,7 @@ def test_changed_settings_stand_in_the_unit():
     assert unit.settings["spcn"]["widths"] == [64, 32]
     assert EXPERIMENTS["position"].settings["sentences"]["train"] == 5000
     (drawn,) = make_plan(Request(("robustness",), only=("experiment=position", "seed=3"))).units
-    assert drawn.settings["spcn"]["k"] == drawn.factors["k"] == 0.16
+    assert drawn.settings["grammar"]["drawn_seed"] == 3
 
 
 def test_data_stands_in_the_unit_of_an_experiment_that_reads_text(away):

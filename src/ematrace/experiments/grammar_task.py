@@ -4,9 +4,11 @@ A `GrammarTask` is one seed's sentences, networks and probes, each made once and
 sentences and the weights alike, so that intervals over seeds cover both.
 
 The default grammar was chosen knowing the paper's tables, so agreement on it proves little. Every experiment therefore
-also runs on drawn grammars, each with its own template shares (every third with half passives), noun bias, adjective
-rate, share of object relatives and k. The grammar "half_passives" is the default one with the paper's premise that
-position 0 is det_agent or det_patient half and half (line 187); the default has a quarter of passives.
+also runs on grammars of which all is drawn that the paper does not state: word order, templates, class sizes, words and
+shares (every third with half passives). k is the same in all of them; `k_by_grammar` crosses it. Results of "drawn" are
+from before: grammars with the default templates and words, and a k of their own. The grammar "half_passives" is the
+default one with the paper's premise that position 0 is det_agent or det_patient half and half (line 187); the default
+has a quarter of passives.
 """
 
 from __future__ import annotations
@@ -21,7 +23,14 @@ import numpy.typing as npt
 
 from ematrace.baselines.bigru import BiGRUSettings, BiGRUTagger
 from ematrace.experiments.base import Context, Experiment, Measured, Point, accuracy, factorial
-from ematrace.grammar import Grammar, Sentence, draw_grammar_pair, half_passives, load_grammar
+from ematrace.grammar import (
+    Grammar,
+    Sentence,
+    draw_full_grammar_pair,
+    draw_grammar_pair,
+    half_passives,
+    load_grammar,
+)
 from ematrace.probes import GramMatrix, Readout, ReadoutBank, Scores, score_roles
 from ematrace.results import Metric, Row
 from ematrace.spcn import SPCN
@@ -32,9 +41,10 @@ Codes = npt.NDArray[np.intp]
 
 FULL = "l0+traces"  # the paper's 3072-d representation
 GRAMMARS = ("default",)  # that nobody drew and every experiment runs on
-KS = (0.02, 0.04, 0.08, 0.16)  # of drawn conditions, in turn
-DRAWS = 24  # a full run: every k meets every kind of grammar
-QUICK_DRAWS = 4  # each k once
+DRAWN = "fully_drawn"
+KS = (0.02, 0.04, 0.08, 0.16)  # that `k_by_grammar` crosses with grammars
+DRAWS = 24  # a full run: every word order four times without and twice with half passives
+QUICK_DRAWS = 4  # every word order once
 NOT_SETTINGS = ("vocabulary", "random_state", "n_jobs", "representation")
 
 
@@ -60,17 +70,19 @@ SETTINGS: Mapping[str, Any] = {
 }
 
 
+PAIRS = {DRAWN: draw_full_grammar_pair, "drawn": draw_grammar_pair}
+
+
 def drawn_grid(scale: str, draws: int) -> Iterable[Point]:
-    """Conditions that nobody chose: the seed is the number of the draw."""
-    return [Point({"grammar": "drawn", "k": KS[number % len(KS)]}, number) for number in range(draws)]
+    """Grammars that nobody chose: the seed is the number of the draw."""
+    return [Point({"grammar": DRAWN}, number) for number in range(draws)]
 
 
 def follow_from(point: Point, settings: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A description of the grammar; where it was drawn, k is, too."""
+    """A description of the grammar, and k where it is a factor."""
     name = str(point.factors["grammar"])
-    drawn = name == "drawn"
-    description = {"grammar": _description(name, point.seed if drawn else 0)}
-    return {**description, "spcn": {"k": point.factors["k"]}} if drawn else description
+    description = {"grammar": _description(name, point.seed if name in PAIRS else 0)}
+    return {**description, "spcn": {"k": point.factors["k"]}} if "k" in point.factors else description
 
 
 @cache
@@ -79,14 +91,14 @@ def _description(name: str, seed: int) -> Mapping[str, Any]:
 
 
 def grammar_pair(name: str, seed: int = 0) -> tuple[Grammar, Grammar]:
-    """Sides A and B of the grammar "default", "half_passives" or "drawn"; only the last depends on the seed."""
-    if name == "drawn":
-        return draw_grammar_pair(seed)
+    """Sides A and B of the grammar "default" or "half_passives", or of a drawn one, which depends on the seed."""
+    if name in PAIRS:
+        return PAIRS[name](seed)
     A, B = load_grammar("A"), load_grammar("B")
     if name == "half_passives":
         return half_passives(A), half_passives(B)
     if name != "default":
-        raise ValueError(f"grammar is {name!r}; choose from 'default', 'half_passives', 'drawn'")
+        raise ValueError(f"grammar is {name!r}; choose from 'default', 'half_passives', {', '.join(map(repr, PAIRS))}")
     return A, B
 
 

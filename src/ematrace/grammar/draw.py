@@ -1,7 +1,8 @@
-"""Random grammars around the default one."""
+"""Random grammars with the templates and words of the default one."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -28,14 +29,8 @@ def draw_grammar_pair(seed: int) -> tuple[Grammar, Grammar]:
     seed = non_negative_int(seed, "seed")
     rng = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(_DRAW_KEY,)))
     A, B = load_grammar("A"), load_grammar("B")
-    names = [structure.name for structure in A.structures]
-    fixed = {"passive": 0.5} if seed % 3 == 0 else {}
-    free = [name for name in names if name not in fixed]
-    spread = 1 - sum(fixed.values()) - _MIN_SHARE * len(free)
-    drawn = _MIN_SHARE + spread * rng.dirichlet(np.ones(len(free)))
-    shares = dict(zip(free, drawn.tolist(), strict=True)) | fixed
-    noun_bias = float(rng.uniform(0.5, 1))
-    adjective_rate = float(rng.uniform(0.1, 0.6))
+    shares = drawn_shares(rng, [structure.name for structure in A.structures], seed)
+    noun_bias, adjective_rate = drawn_rates(rng)
     object_weight = float(rng.uniform(0.05, 0.95))
     weights = {("relative", "object"): object_weight, ("relative", "subject"): 1 - object_weight}
 
@@ -57,3 +52,17 @@ def draw_grammar_pair(seed: int) -> tuple[Grammar, Grammar]:
         )
 
     return redraw(A), redraw(B)
+
+
+def drawn_shares(rng: np.random.Generator, names: Sequence[str], seed: int) -> dict[str, float]:
+    """Shares of structures: a flat Dirichlet above a floor; the passive has exactly .5 when 3 divides the seed."""
+    fixed = {"passive": 0.5} if seed % 3 == 0 else {}
+    free = [name for name in names if name not in fixed]
+    spread = 1 - sum(fixed.values()) - _MIN_SHARE * len(free)
+    drawn = _MIN_SHARE + spread * rng.dirichlet(np.ones(len(free)))
+    return dict(zip(free, drawn.tolist(), strict=True)) | fixed
+
+
+def drawn_rates(rng: np.random.Generator) -> tuple[float, float]:
+    """noun_bias ~ U[.5, 1] and adjective_rate ~ U[.1, .6]."""
+    return float(rng.uniform(0.5, 1)), float(rng.uniform(0.1, 0.6))

@@ -83,6 +83,8 @@ class Grammar:
     biased_class: str = field(repr=False)
     first_half_roles: tuple[str, ...] = field(repr=False)
     drawn_seed: int | None = None
+    word_order: str | None = None
+    """Of a grammar whose templates and words were drawn, too."""
 
     @cached_property
     def function_words(self) -> tuple[str, ...]:
@@ -108,8 +110,8 @@ class Grammar:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The parameters of the sampler as JSON-serialisable data."""
-        return {
+        """The parameters of the sampler as JSON-serialisable data, with templates and class sizes if drawn."""
+        settings: dict[str, Any] = {
             "file": self.file,
             "drawn_seed": self.drawn_seed,
             "shares": {s.name: s.share for s in self.structures},
@@ -119,6 +121,18 @@ class Grammar:
             "adjective_rate": self.adjective_rate,
             "noun_bias": self.noun_bias,
         }
+        if self.word_order is not None:
+            variants = {f"{s.name}.{v.name}": v.slots for s in self.structures for v in s.variants}
+            classes = self.function_classes | self.content_classes
+            settings |= {
+                "word_order": self.word_order,
+                "templates": {
+                    name: " ".join(f"{slot.role}{'?' * slot.optional}" for slot in slots)
+                    for name, slots in variants.items()
+                },
+                "class_sizes": {name: len(words) for name, words in classes.items()},
+            }
+        return settings
 
     def sample(self, n: int, seed: int) -> list[Sentence]:
         """Draw `n` sentences, the same ones for the same grammar and seed on every machine.

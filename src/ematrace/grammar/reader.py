@@ -126,11 +126,12 @@ def _read(path: Path) -> dict[str, Grammar]:
         raise GrammarError(f"{file}: not UTF-8 (at line {line})") from None
     except tomllib.TOMLDecodeError as error:
         raise GrammarError(f"{file}: broken TOML: {error}") from None
-    return _grammars(_Table(file, "", data))
+    return grammars_from(data, file)
 
 
-def _grammars(top: _Table) -> dict[str, Grammar]:
-    """All sides of a file, or the first GrammarError in it."""
+def grammars_from(data: dict[str, Any], file: str) -> dict[str, Grammar]:
+    """All sides of a grammar file's data, or the first GrammarError in it, which names the file."""
+    top = _Table(file, "", data)
     top.only(("roles", "deep_roles", "ambiguous_words", "sampling", "function", "phrases", "structures", "sides"))
     roles = top.distinct("roles")
     deep_roles = top.distinct("deep_roles", empty_ok=True)
