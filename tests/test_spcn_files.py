@@ -203,6 +203,14 @@ def test_a_file_of_version_0_1_has_no_checksum(saved: tuple[SPCN, Path], sentenc
         SPCN.load(path)
 
 
+def test_weights_begin_at_a_cache_line(saved: tuple[SPCN, Path]) -> None:
+    """Also when they were read from a file, where tensors begin anywhere; SPCN is a tenth faster so."""
+    model, path = saved
+    for one in (model, SPCN.load(path)):
+        weights = one.weights_["backward"]
+        assert [getattr(weights, name).ctypes.data % 64 for name in ("ff", "fb", "lat", "variance")] == [0] * 4
+
+
 def test_a_file_from_before_the_setting_is_of_the_locked_network(tmp_path: Path, sentences: list[list[str]]) -> None:
     """Its weights were drawn for unit length, whatever the default is by now."""
     model = SPCN(widths=WIDTHS, network="locked").fit(sentences)

@@ -19,7 +19,7 @@ from safetensors.numpy import save
 from sklearn.exceptions import NotFittedError
 
 from ematrace.files import parse_json, write_atomically
-from ematrace.spcn.kernels import Weights
+from ematrace.spcn.kernels import Weights, aligned
 from ematrace.spcn.settings import FIRST_NETWORK, check_settings
 from ematrace.spcn.weights import padded_shapes
 
@@ -73,7 +73,7 @@ def load_model(cls: type[Model], path: str | Path) -> Model:
     widths = np.array(model.widths, np.int64)
     model.weights_ = {
         side: Weights(
-            widths=widths, **{name: tensors[f"{side}.{name}"] for name in Weights._fields if name != "widths"}
+            widths=widths, **{name: aligned(tensors[f"{side}.{name}"]) for name in Weights._fields if name != "widths"}
         )
         for side in model.directions_
     }

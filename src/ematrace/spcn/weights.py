@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from ematrace.spcn.kernels import Weights
+from ematrace.spcn.kernels import Weights, aligned
 
 Floats = npt.NDArray[np.floating]
 
@@ -44,8 +44,8 @@ def pad_weights(W_ff: Sequence[Floats], W_lat: Sequence[Floats], dtype: str) -> 
     """The kernels' arrays with these weights, W_fb = 0 and precision 1."""
     widths = [W.shape[0] for W in W_lat]
     shapes = padded_shapes(W_ff[0].shape[0], widths)
-    zeros = {name: np.zeros(shapes[name], dtype) for name in ("ff", "fb", "lat")}
-    ones = {name: np.ones(shapes[name], dtype) for name in ("fb_scale", "variance", "precision")}
+    zeros = {name: aligned(np.zeros(shapes[name], dtype)) for name in ("ff", "fb", "lat")}
+    ones = {name: aligned(np.ones(shapes[name], dtype)) for name in ("fb_scale", "variance", "precision")}
     weights = Weights(widths=np.array(widths, np.int64), **zeros, **ones)
     for level in range(len(widths)):
         weights.ff[level, : W_ff[level].shape[0], : widths[level]] = W_ff[level]
