@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -56,7 +56,7 @@ class TopicReader(nn.Module):
         self.embedding = nn.Embedding.from_pretrained(embedding.clone(), freeze=False)
         self.norm, self.body = nn.LayerNorm(width), body(width, width, "mlp", hidden)
         self.head = head(embedding, counts)
-        self.present, self.often = nn.Parameter(torch.zeros(())), nn.Parameter(torch.zeros(()))
+        self.present, self.often = nn.Parameter(torch.ones(())), nn.Parameter(torch.ones(()))
         self.to(embedding.device)
 
     def forward(self, ids: Tensor, positions: Tensor) -> Tensor:
@@ -168,5 +168,7 @@ def fit_topic(
         logits = reader(windows, positions)
         return F.cross_entropy(logits.flatten(0, 1), windows.gather(1, positions).flatten())
 
+    passes = math.ceil(ids.shape[1] / several)  # that see as many positions as there are
+    fitting = replace(fitting, epochs=passes * fitting.epochs)
     fit(reader, loss, len(ids), fitting, generator, batch=max(1, fitting.batch // several))
     return reader

@@ -52,9 +52,9 @@ from ematrace.train import load_model
 
 FORMATS: Mapping[str, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 ROUNDED = ("slow", "traces", "sequence")  # also read in bfloat16
-READERS: Mapping[str, Mapping[str, int]] = {  # windows of the training text that a reader is fitted to, and how
-    "toy": {"windows": 64, "epochs": 1, "batch": 512, "hidden": 32},
-    "2m": {"windows": 2048, "epochs": 8, "batch": 4096, "hidden": 512},
+READERS: Mapping[str, Mapping[str, int]] = {  # windows of the training text that readers are fitted to, and how
+    "toy": {"windows": 64, "topic_windows": 64, "epochs": 1, "batch": 512, "hidden": 32},
+    "2m": {"windows": 2048, "topic_windows": 8192, "epochs": 8, "batch": 4096, "hidden": 512},
 }
 DECAY_UNTIL = 64  # lags of C44
 TRAINING = 0.3  # share of the time
@@ -102,7 +102,7 @@ def measure(ctx: Context, *, size: str, lr: float, **factors: Any) -> list[Row]:
     split: Literal["train", "all"] = "train" if settings["validation"] is None else "all"
     text = training_text(str(ctx.data), split, str(trained.tokenizer))
     n, length = text.n_windows(settings["length"]), settings["length"]
-    chosen = np.random.default_rng(ctx.seed).permutation(n)[: settings["reader"]["windows"]]
+    chosen = np.random.default_rng(ctx.seed).permutation(n)[: settings["reader"]["topic_windows"]]
     fitted = np.stack([text.window(int(i), length) for i in chosen])
     scored = text_to_score(ctx, settings["validation"], trained.tokenizer).windows
     counts = torch.from_numpy(text.counts()).to(model.device)
@@ -128,6 +128,7 @@ class Decoding:
         """Positions t are those of the second half of a window, so that all lags have the same."""
         ids = [torch.from_numpy(windows[:, :-1]).to(self.model.device) for windows in (fitted, scored)]
         topic = score_topic(fit_topic(ids[0], self.embedding, self.counts, self.fitting, self.generator), ids[1])
+        ids[0] = ids[0][: self.ctx.settings["reader"]["windows"]]
         held = [hold(self.model, each) for each in ids]
         half = ids[0].shape[1] // 2
         lags = [2**i for i in range(int(math.log2(half)) + 1)]
