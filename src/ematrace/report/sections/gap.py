@@ -11,6 +11,7 @@ from markupsafe import Markup
 from ematrace.analysis.gap import CONTRASTS, DEFINITIONS, Chain, Ratio, RecallShare, Shares, build_trend
 from ematrace.analysis.gap_design import PLAYER_NAMES, SPLIT_NAMES, ArmFactors
 from ematrace.analysis.gap_scores import MAIN, SWEEP, sweeps
+from ematrace.analysis.second import MARGIN, agreements
 from ematrace.report.data import ReportData
 from ematrace.report.formatting import interval, number, over_seeds, plural
 from ematrace.report.gap import GapData, chain_chart, share_text, text_name, with_interval
@@ -51,7 +52,7 @@ def gap_parts(data: ReportData) -> Sequence[Content | None]:
         parts += [Block([chain_chart(chain, toy) for chain in gap.chains], "panels") if gap.chains else None]
         parts += [chain_table(chain) for chain in gap.chains]
         parts += [_closing(gap.chains), *_shares(gap), *_recall(gap), _arms(gap), *_slices(gap)]
-    return [*parts, trend_table(data), *_rates(data)]
+    return [*parts, trend_table(data), second_table(gap), *_rates(data)]
 
 
 def _notes(gap: GapData) -> Iterator[Content]:
@@ -226,6 +227,19 @@ def trend_table(data: ReportData) -> Content | None:
         shown = ["–" if sample is None else with_interval(sample, signed=True) for sample in samples]
         rows.append([label, number(one.tokens_per_parameter), *shown, ", ".join(map(str, counts))])
     return plain_table(heads, rows, "Nats by which one arm is worse than another, by tokens per parameter")
+
+
+def second_table(gap: GapData) -> Content | None:
+    """Do two implementations of an arm agree?"""
+    if not gap.scores.texts:
+        return None
+    rows: list[list[Content]] = [
+        [f"{one.arm.text}, {text_name(text)}", with_interval(one.difference, signed=True), one.verdict]
+        for text in gap.scores.texts
+        for one in agreements(gap.data.table, gap.scores, text)
+    ]
+    heads = ["arm", "second implementation minus first, nats", f"within ±{MARGIN:g} nats"]
+    return plain_table(heads, rows, "Two implementations of the same arm") if rows else None
 
 
 def _rates(data: ReportData) -> Iterator[Content]:

@@ -1,0 +1,39 @@
+"""Whether two implementations of an arm agree, on cells made by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from cells_support import make_table
+from ematrace.analysis.gap_design import EMA
+from ematrace.analysis.gap_scores import load_scores
+from ematrace.analysis.second import agreements
+from ematrace.results import CellFile
+from gap_support import run, sweep
+
+SEEDS = range(5)
+NOISE = (0.004, -0.003, 0.001, -0.002, 0.0)
+
+
+def found(second: list[CellFile]) -> Any:
+    table = make_table(*(run(EMA, seed, 4.0 + 0.1 * seed, 4.0 + 0.1 * seed) for seed in SEEDS), *second, *sweep([EMA]))
+    return agreements(table, load_scores(table, "2m"), "validation")
+
+
+@pytest.mark.parametrize(
+    ("by", "spread", "verdict"),
+    [(0.01, 1, "agree"), (-0.04, 1, "agree"), (0.08, 1, "differ"), (-0.08, 1, "differ"), (0.049, 5, "undecided")],
+)
+def test_the_interval_over_seeds_decides(by: float, spread: float, verdict: str) -> None:
+    nats = [4.0 + 0.1 * seed + by + spread * NOISE[seed] for seed in SEEDS]
+    (one,) = found([run(EMA, seed, nats[seed], nats[seed], experiment="gap_second") for seed in SEEDS])
+    assert one.arm == EMA
+    assert one.difference.mean == pytest.approx(by)  # paired: what seeds have in common is gone
+    assert one.verdict == verdict
+
+
+@pytest.mark.parametrize("change", [{"lr": 0.008}, {"settings": {"tokens": 1, "vocab_size": 8192}}])
+def test_runs_of_another_rate_or_other_settings_are_not_compared(change: dict[str, Any]) -> None:
+    assert not found([run(EMA, seed, 4.0, 4.0, experiment="gap_second", **change) for seed in SEEDS])
