@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from ematrace.intervals import (
+    holm_adjusted,
     median_interval,
     newcombe_difference_interval,
     paired_difference_interval,
@@ -94,6 +95,14 @@ def test_newcombe_matches_statsmodels(confidence):
         assert newcombe_difference_interval(*counts, confidence) == pytest.approx(expected, abs=1e-9)
 
 
+def test_holm_matches_statsmodels():
+    multitest = pytest.importorskip("statsmodels.stats.multitest")
+    rng = np.random.default_rng(1)
+    for _ in range(20):
+        p = rng.random(9) ** 3
+        assert holm_adjusted(p) == pytest.approx(multitest.multipletests(p, method="holm")[1])
+
+
 @pytest.mark.parametrize("confidence", [0.8, 0.95, 0.99])
 def test_seed_intervals_match_their_tests(confidence):
     """A mean is inside its interval exactly when the t test of scipy does not reject it."""
@@ -149,3 +158,90 @@ def test_seed_interval_edges():
 def test_importing_the_module_leaves_scipy_stats_alone():
     code = "import sys, ematrace.intervals; sys.exit('scipy.stats' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def grouped_tokens(rng: np.random.Generator, sentences: int, spread: float) -> tuple[np.ndarray, np.ndarray]:
+    """Right answers and tokens of sentences, each with a share of its own around .7."""
+    lengths = rng.integers(3, 12, sentences)
+    shares = rng.beta(0.7 / spread, 0.3 / spread, sentences)
+    return rng.binomial(lengths, shares), lengths
+
+
+def test_bootstrap_of_sentences_is_scipys():
+    right, tokens = grouped_tokens(np.random.default_rng(0), 300, spread=0.5)
+    ours = bootstrap_shares(right, tokens, resamples=4000)
+
+    def share(r, t, axis=-1):
+        return r.sum(axis) / t.sum(axis)
+
+    theirs = stats.bootstrap(
+        (right, tokens), share, n_resamples=4000, paired=True, vectorized=True, method="percentile", rng=1
+    )
+    assert ours.std() == pytest.approx(theirs.standard_error, rel=0.06)
+    assert tuple(np.quantile(ours, (0.025, 0.975))) == pytest.approx(tuple(theirs.confidence_interval), abs=0.004)
+
+
+@pytest.mark.parametrize("spread", [0.2, 1.0])
+def test_effective_trials_give_intervals_that_cover_where_wilsons_over_tokens_do_not(spread):
+    rng = np.random.default_rng(1)
+    covered = {"tokens": 0, "sentences": 0}
+    runs = 300
+    for _ in range(runs):
+        right, tokens = grouped_tokens(rng, 250, spread)
+        n, p = int(tokens.sum()), right.sum() / tokens.sum()
+        for name, items in (("tokens", n), ("sentences", int(effective_trials(right, tokens)))):
+            half = 1.96 * math.sqrt(p * (1 - p) / items)
+            covered[name] += p - half <= 0.7 <= p + half
+    assert covered["sentences"] / runs == pytest.approx(0.95, abs=0.035)
+    assert covered["tokens"] / runs < 0.85
+
+
+def test_effective_trials_of_independent_tokens_are_about_all_of_them():
+    rng = np.random.default_rng(2)
+    tokens = np.full(3000, 7)
+    found = [int(effective_trials(rng.binomial(7, 0.7, 3000), tokens)) for _ in range(5)]
+    assert np.mean(found) == pytest.approx(21000, rel=0.1)
+    assert max(found) <= 21000
+
+
+def test_effective_trials_by_column_and_without_scatter():
+    right = np.array([[3, 0, 2], [5, 0, 1], [4, 0, 0], [2, 0, 2]])
+    tokens = np.array([[3, 2, 2], [5, 0, 2], [4, 3, 0], [2, 1, 2]])
+    every = effective_trials(right, tokens)
+    assert every.tolist() == [int(effective_trials(right[:, i], tokens[:, i])) for i in range(3)]
+    assert every[0] == 4, "all right: a sentence counts once"
+    assert every[1] == 3, "all wrong, in three sentences"
+    assert effective_trials(np.array([[0], [0]]), np.array([[0], [0]])).tolist() == [0]
+
+
+@pytest.mark.parametrize("margin", [0.005, 0.01, 0.03])
+def test_equivalence_is_statsmodels_tost(margin):
+    from statsmodels.stats.weightstats import ttost_paired
+
+    rng = np.random.default_rng(3)
+    a = rng.normal(0.97, 0.01, 20)
+    b = a + rng.normal(0.002, 0.01, 20)
+    assert equivalence_p_value(a, b, margin) == pytest.approx(ttost_paired(a, b, -margin, margin)[0], rel=1e-9)
+
+
+def test_equivalence_agrees_with_the_90_percent_interval():
+    rng = np.random.default_rng(4)
+    outcomes = set()
+    for _ in range(50):
+        a, b = rng.normal(0, 1, 12), rng.normal(0, 1, 12)
+        low, high = paired_difference_interval(a, b, confidence=0.9)
+        inside = -1.0 < low and high < 1.0
+        assert (equivalence_p_value(a, b, margin=1.0) < 0.05) == inside
+        outcomes.add(inside)
+    assert outcomes == {True, False}
+
+
+def test_equivalence_edges():
+    assert equivalence_p_value([0.5, 0.5], [0.5, 0.5], 0.01) == 0.0
+    assert equivalence_p_value([0.6, 0.6], [0.5, 0.5], 0.01) == 1.0
+    assert math.isnan(equivalence_p_value([0.5], [0.5], 0.01))
+    for margin in (0.0, -1.0, math.nan):
+        with pytest.raises(ValueError, match="margin"):
+            equivalence_p_value([1.0, 2.0], [1.0, 2.5], margin)
+    with pytest.raises(ValueError, match="equal length"):
+        equivalence_p_value([1.0, 2.0], [1.0], 0.1)

@@ -1,0 +1,53 @@
+"""Cells of the gap made by hand: arms with given nats, and sweeps of their rates."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+
+from cells_support import make_file
+from ematrace.analysis.gap import factorial_arms
+from ematrace.analysis.gap_design import ATTENTION, CHAIN, EMA, ArmFactors
+from ematrace.results import CellFile, Metric, Row
+
+TOKENS, RECALL = 1000, 200
+ARMS = tuple(dict.fromkeys((*CHAIN, *factorial_arms(), EMA, ATTENTION)))
+RATE = 0.004
+NATS = {arm: 5.0 - 0.1 * i for i, arm in enumerate(CHAIN)}
+
+
+def run(arm: ArmFactors, seed: int, other: float, recall: float, size: str = "2m", **changes: Any) -> CellFile:
+    """A model with these nats on recall tokens and on others."""
+    whole = (RECALL * recall + (TOKENS - RECALL) * other) / TOKENS
+    slices = {"all": (whole, TOKENS), "recall": (recall, RECALL), "other": (other, TOKENS - RECALL)}
+    for name, n in (("rare", RECALL // 2), ("rare_here", 0)):
+        slices |= {
+            f"{name}_recall": (recall, n),
+            f"{name}_rest": ((TOKENS * whole - n * recall) / (TOKENS - n), TOKENS - n),
+        }
+    rows = [
+        Row({"text": text, "slice": name}, {"nats": _mean(nats, n), "unigram_nats": _mean(7.0, n)})
+        for text in ("validation", "wikitext2")
+        for name, (nats, n) in slices.items()
+    ]
+    rows.append(Row({}, {"parameters": Metric(1_901_824.0), "selection_nats": Metric(whole)}))
+    lr = changes.pop("lr", RATE)
+    fields = {"experiment": "gap", "scale": "gpu", "settings": {"tokens": 117_440_512, "vocab_size": 8192}, **changes}
+    return make_file(*rows, seed=seed, factors={**asdict(arm), "size": size, "lr": lr}, **fields)
+
+
+def _mean(nats: float, n: int) -> Metric:
+    return Metric(nats if n else None, "nats", n)
+
+
+def sweep(
+    arms: Sequence[ArmFactors], rates: Sequence[float] = (0.001, 0.002, RATE, 0.008, 0.016), best: float = RATE
+) -> list[CellFile]:
+    return [
+        run(arm, 1000, 5.0 + abs(np.log(rate / best)), 4.0, lr=rate, experiment="gap_rates")
+        for arm in arms
+        for rate in rates
+    ]

@@ -1,0 +1,158 @@
+"""The gap on the page: the opening picture and its section, on cells with planted effects."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from html import unescape
+from pathlib import Path
+
+import pytest
+
+from ematrace.analysis.gap_design import ATTENTION, CHAIN, CHANGES, EMA, ArmFactors
+from ematrace.report.charts import Box, Fall, Mark, RowChart, waterfall_chart
+from ematrace.report.data import ReportData
+from ematrace.report.findings import gap_finding
+from ematrace.report.page import render_report
+from ematrace.report.sections.gap import gap_parts
+from ematrace.results import CellFile, Store, write_file
+from gap_support import ARMS, NATS, run, sweep
+from report_support import value_at
+
+
+def nats_of(arm: ArmFactors) -> float:
+    """Half a nat for the top-k, .2 for its gradient, .1 for traces."""
+    ffn = {"topk_ste": 0.7, "topk_masked": 0.5, "dense": 0.0}[arm.ffn]
+    return 4.0 + ffn + 0.1 * arm.context.startswith("ema")
+
+
+def recall_of(arm: ArmFactors) -> float:
+    return 3.0 + 0.4 * arm.context.startswith("ema")
+
+
+def files(arms: Sequence[ArmFactors] = ARMS, size: str = "2m") -> list[CellFile]:
+    made = [
+        run(arm, seed, nats_of(arm) + 0.001 * (i % 3) * seed, recall_of(arm) + 0.001 * (i % 2) * seed, size=size)
+        for i, arm in enumerate(arms)
+        for seed in range(3)
+    ]
+    return [*made, *([] if size == "toy" else sweep(arms))]
+
+
+def data_of(folder: Path, *made: CellFile) -> ReportData:
+    folder.mkdir(exist_ok=True)
+    for file in made:
+        write_file(file, folder)
+    return ReportData.load(Store(folder, folder / "none"))
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> ReportData:
+    return data_of(tmp_path_factory.mktemp("gap"), *files())
+
+
+def section_of(data: ReportData) -> str:
+    """The text of the gap's section."""
+    html = "".join(part if isinstance(part, str) else part.__html__() for part in gap_parts(data) if part is not None)
+    return " ".join(unescape(re.sub(r"<[^>]+>", " ", html)).split())
+
+
+@pytest.fixture(scope="module")
+def section(data: ReportData) -> str:
+    return section_of(data)
+
+
+class TestWaterfall:
+    chart = waterfall_chart(
+        "c",
+        ("start", 5.0),
+        [Fall("a", (0.3, 0.5), (0.7, 0.9), "x"), Fall("b", (-0.2, 0.1), None, "y")],
+        "end",
+        "nats",
+        ("one", "two"),
+    )
+
+    def test_every_part_begins_where_the_last_one_ended(self) -> None:
+        boxes = [shape for row in self.chart.rows for shape in row.shapes if isinstance(shape, Box)]
+        ends = [[value_at(self.chart.axis, x) for x in (box.x, box.x + box.width)] for box in boxes]
+        assert ends == [pytest.approx(pair, abs=0.001) for pair in ([4.7, 5.0], [4.2, 4.7], [4.2, 4.4], [4.3, 4.4])]
+        assert [box.style for box in boxes] == ["s0", "s1", "s0", "s1"]
+
+    def test_it_starts_and_ends_at_the_levels(self) -> None:
+        marks = [shape for row in self.chart.rows for shape in row.shapes if isinstance(shape, Mark)]
+        assert [value_at(self.chart.axis, mark.x) for mark in marks] == pytest.approx([5.0, 4.3], abs=0.001)
+        assert (self.chart.rows[0].value, self.chart.rows[-1].value) == ("5.00", "4.30")
+
+
+class TestFinding:
+    def test_it_opens_the_page_before_the_counts(self, data: ReportData) -> None:
+        page = render_report(data)
+        assert page.index("Most of the gap is not the traces.") < page.index('class="tally"')
+
+    def test_its_numbers_are_those_of_the_cells(self, data: ReportData) -> None:
+        found = gap_finding(data)
+        assert found is not None
+        start, end = (0.8 * nats_of(arm) + 0.2 * recall_of(arm) for arm in (CHAIN[0], CHAIN[-1]))
+        distance = re.search(r"are (\d*\.\d+) \(", found.text)
+        assert distance is not None
+        assert float(distance[1]) == pytest.approx(start - end, abs=0.002)
+        assert "all units, not 6% −.4" in found.text
+        assert "3 seeds." in found.text
+        assert isinstance(found.chart, RowChart)
+        assert [row.label for row in found.chart.rows[1:-1]] == [change.name for change in CHANGES]
+
+    def test_a_toy_is_called_one_and_decides_nothing(self, tmp_path: Path) -> None:
+        toy = data_of(tmp_path / "toy", *files((*CHAIN, ATTENTION), size="toy"))
+        found = gap_finding(toy)
+        assert found is not None
+        assert found.heading == "A toy, which shows that it runs, and nothing else."
+        assert found.chart is not None
+        assert found.chart.caption.startswith("TOY")
+        assert found.command is not None
+        assert "--scale gpu" in found.command.text
+        assert "no verdict rests on them" in section_of(toy)
+        assert {row.verdict for row in toy.rows} == {"open", "not testable here"}
+
+    def test_nothing_is_said_without_an_end(self, tmp_path: Path) -> None:
+        found = gap_finding(data_of(tmp_path / "few", *files(CHAIN[:-1])))
+        assert found is not None
+        assert (found.heading, found.text, found.chart) == ("Not measured yet", "", None)
+
+    def test_a_small_distance_is_no_gap(self, tmp_path: Path) -> None:
+        flat = [run(arm, seed, 4.0 + 0.001 * seed * (i % 2), 3.0) for i, arm in enumerate(ARMS) for seed in range(3)]
+        found = gap_finding(data_of(tmp_path / "flat", *flat, *sweep(ARMS)))
+        assert found is not None
+        assert "less than a tenth of a nat apart" in found.heading
+
+
+class TestSection:
+    def test_steps_add_up_on_every_text(self, section: str) -> None:
+        assert "The steps add up to the whole distance: held-out text" in section
+        assert "does not close" not in section
+        assert section.count("sum of the steps") == 2
+
+    def test_zoologys_table_is_marked_as_published_elsewhere(self, section: str) -> None:
+        assert "Published elsewhere, not measured here: Zoology" in section
+        assert section.index("Published elsewhere") < section.index("13.27")
+
+    def test_a_missing_arm_is_named_with_its_command(self, tmp_path: Path) -> None:
+        partial = data_of(tmp_path / "partial", *files([arm for arm in ARMS if arm not in (CHAIN[3], EMA)]))
+        text = section_of(partial)
+        assert "ema_error, residual ffn, norm algorithm1: no cells." in text
+        assert (
+            "ematrace reproduce gap --scale gpu --data SOURCE --only context=ema_error positions=none ffn=dense" in text
+        )
+        found = gap_finding(partial)
+        assert found is not None
+        assert "of the chain not measured yet" in found.text
+
+    def test_an_arm_at_the_end_of_its_grid_is_not_published(self, tmp_path: Path) -> None:
+        made = [run(arm, seed, n, 4.0) for arm, n in NATS.items() for seed in range(2)]
+        edge = sweep(CHAIN[2:3], rates=(0.0005, 0.001, 0.002, 0.003, 0.004))
+        rest = sweep((*CHAIN[:2], *CHAIN[3:]))
+        text = section_of(data_of(tmp_path / "edge", *made, *rest, *edge))
+        assert "is at the end of the grid" in text
+        assert "true gradient of the top-k and all units, not 6%" in text
+
+    def test_the_trend_has_tokens_per_parameter(self, section: str) -> None:
+        assert "1.9M, 117M, 8,192 61.8" in section
