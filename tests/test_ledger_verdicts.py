@@ -140,6 +140,23 @@ class TestRow:
         assert row.scale == "cpu"
 
 
+@pytest.mark.parametrize(
+    ("a", "b", "verdict"),
+    [
+        (0.20, 0.20, "not reproduced"),  # beyond .1 twice, on one side
+        (0.20, 0.05, "undecided"),
+        (0.20, -0.20, "undecided"),
+        (0.05, 0.05, "reproduced"),
+    ],
+)
+def test_a_group_is_refuted_as_a_whole(a: float, b: float, verdict: str) -> None:
+    """Two versions of one comparison, such as with and without matched parameters."""
+    noise = (-0.01, 0.0, 0.01)
+    samples = {"a": Sample(tuple(a + x for x in noise)), "b": Sample(tuple(b - x for x in noise))}
+    claim = make_claim(*(more(f"one/{name}", 0.0, "within", by=0.1, group="both") for name in samples))
+    assert judge_one(claim, make_table(*make_runs("one", **samples))).verdict == verdict
+
+
 def test_seeds_that_settings_were_chosen_on_are_no_evidence() -> None:
     """A rate that was swept on such a seed would make the selector ambiguous, too."""
     runs = make_runs("one", a=HIGH, factors={"lr": 1})

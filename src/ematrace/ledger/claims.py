@@ -60,6 +60,8 @@ class Direction:
     """`tokens`: Wilson's, over the tokens of one run with the mean accuracy."""
     unless: Direction | None = None
     """The predicate also holds where this one does."""
+    group: str = ""
+    """Those of one group count as refuted only if all of them are, with differences of the same sign."""
 
     def __post_init__(self) -> None:
         if self.interval == "tokens" and (self.op not in COMPARISONS or self.paired or self.over is not None):
@@ -349,6 +351,7 @@ class _Direction(msgspec.Struct, forbid_unknown_fields=True):
     paired: bool = False
     interval: Interval = "seeds"
     unless: _Direction | None = None
+    group: str = ""
 
     def parse(self) -> Direction:
         right = _selector("right", self.right) if isinstance(self.right, str) else _finite("right", self.right)
@@ -362,6 +365,7 @@ class _Direction(msgspec.Struct, forbid_unknown_fields=True):
             paired=self.paired,
             interval=self.interval,
             unless=None if self.unless is None else self.unless.parse(),
+            group=self.group,
         )
 
 

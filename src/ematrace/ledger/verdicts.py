@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -194,6 +195,7 @@ def judge(claim: Claim, table: Table) -> Finding:
     directions = tuple(check_direction(d, lookup) for d in claim.direction)
     if claim.holm:
         directions = corrected(directions)
+    directions = refuted_together(claim.direction, directions)
     figures = tuple(check_figure(f, lookup) for f in claim.figure)
     conditions = tuple(check_direction(c.predicate, lookup) for c in claim.requires)
 
@@ -256,6 +258,19 @@ def decide(
     if n_seeds is not None and n_seeds < claim.seeds:
         return UNDECIDED, f"{'one seed' if n_seeds == 1 else f'{n_seeds} seeds'}, and it takes {claim.seeds}"
     return (_answer(checks) if claim.part == "extension" else _judge_checks(directions, figures)), None
+
+
+def refuted_together(directions: Sequence[Direction], checks: Sequence[Check]) -> tuple[Check, ...]:
+    """The checks, with those undecided that are refuted alone where their group would have to be as a whole."""
+    sides: dict[str, set[float | None]] = defaultdict(set)
+    for direction, check in zip(directions, checks, strict=True):
+        refuted = check.holds is False and not check.undecided
+        sides[direction.group].add(math.copysign(1.0, check.difference or 0.0) if refuted else None)
+    alone = {group for group, found in sides.items() if group and found not in ({1.0}, {-1.0})}
+    return tuple(
+        replace(check, undecided=True) if check.holds is False and direction.group in alone else check
+        for direction, check in zip(directions, checks, strict=True)
+    )
 
 
 def _answer(checks: Sequence[Check]) -> str:
