@@ -20,6 +20,7 @@ from ematrace.experiments.gap_task import SPEN, Arm, build_arm
 from ematrace.experiments.token_readers import Fitting, TopicReader, fit_vectors, whitened
 from ematrace.experiments.trace_decoding import at_lag, decay, hold
 from ematrace.experiments.trace_information import pair_information, rounding_variance, vector_information
+from ematrace.ledger import load_claims
 from ematrace.results import Metric
 
 PAST = 1500  # .98^1500 is nothing
@@ -182,3 +183,9 @@ def test_tokens_are_decoded_from_a_trained_model(tmp_path: Path) -> None:
     assert {row.factors["kept"] for row in rows if "kept" in row.factors} == {"one vector", "sequence"}
     assert all("number_format" in row.factors for row in rows if "representation" in row.factors)
     assert ("sequence", "gaussian", "bfloat16", 4) in by
+    selectors = [s for claim in load_claims() for s in claim.selectors if s.experiment == "trace_decoding"]
+    assert {s.metric for s in selectors} == {"accuracy", "decay_r2"}
+    for selector in selectors:  # what the ledger looks for, at a lag that a toy has
+        of_row = {n: 4 if n == "lag" else v for n, v in selector.where.items() if n not in factors}
+        found_rows = [r for r in rows if selector.metric in r.metrics and of_row.items() <= r.factors.items()]
+        assert len(found_rows) == 1, selector
