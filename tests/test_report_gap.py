@@ -93,7 +93,7 @@ class TestFinding:
         found = gap_finding(data)
         assert found is not None
         start, end = (0.8 * nats_of(arm) + 0.2 * recall_of(arm) for arm in (CHAIN[0], CHAIN[-1]))
-        distance = re.search(r"are (\d*\.\d+) \(", found.text)
+        distance = re.search(r"changes by −(\d*\.\d+) \(", found.text)
         assert distance is not None
         assert float(distance[1]) == pytest.approx(start - end, abs=0.002)
         assert "all units, not 6% −.4" in found.text

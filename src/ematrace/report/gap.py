@@ -164,9 +164,14 @@ def gap_heading(gap: GapData) -> str:
 def gap_text(gap: GapData) -> str:
     """The finding in a few sentences, each with its numbers; nothing where an end of the chain is missing."""
     chain = gap.chains[0]
+    if gap.scores.is_toy:
+        return (
+            f"{plural(len(gap.scores.arms), 'model')} with {gap.size}, trained for seconds on text that comes with "
+            "Python: the picture shows what is computed, and nothing follows from its numbers. The real one:"
+        )
     sentences = [
-        f"With {gap.size}, SPEN's block and GPT-2's are {with_interval(chain.whole.nats)} nats apart on "
-        f"{text_name(chain.text)}.",
+        f"With {gap.size}, from SPEN's block to GPT-2's the loss on {text_name(chain.text)} changes by "
+        f"{_change_with_interval(chain.whole.nats)} nats.",
         _largest(chain.steps),
         *_shares_sentence(gap.shares),
         *_recall_sentence(chain),
@@ -175,6 +180,10 @@ def gap_text(gap: GapData) -> str:
     if chain.missing:
         sentences.append(f"{plural(len(chain.missing), 'arm')} of the chain not measured yet: see below.")
     return " ".join([*sentences, f"{plural(len(chain.seeds), 'seed')}."])
+
+
+def _change_with_interval(fall: Sample) -> str:
+    return with_interval(Sample(tuple(-value for value in fall.values)), signed=True)
 
 
 def _largest(steps: Sequence[Step]) -> str:
