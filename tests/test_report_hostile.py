@@ -32,11 +32,11 @@ PAYLOADS = (
 SAFE_TAGS = """
     html head meta title style body script a main header section footer nav h1 h2 h3 p ul li dl dt dd div span strong b
     i cite dfn code br table colgroup col thead tbody tr th td details summary figure figcaption form label select
-    small button option input output svg defs circle path use line rect text
+    small button option input output svg defs marker circle path use line rect text
 """
 SAFE_ATTRIBUTES = """
     lang charset name content http-equiv class id href title aria-label aria-hidden aria-sort role tabindex scope
-    colspan rowspan type value hidden autocomplete style d r x y x1 y1 x2 y2 width height
+    colspan rowspan type value hidden autocomplete style d r x y x1 y1 x2 y2 width height markerunits orient overflow
     data-label data-sort data-order data-rank data-drawn data-verdict data-part
 """
 # Numbers and names of ours, never text of a file.

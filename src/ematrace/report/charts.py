@@ -36,17 +36,6 @@ class Mark:
 
 
 @dataclass(frozen=True)
-class End:
-    """Of an interval, across it: longer than a mark is wide, so that an interval inside its mark shows too."""
-
-    x: float
-    y: float
-    style: int
-    upright: bool
-    kind: ClassVar[str] = "end"
-
-
-@dataclass(frozen=True)
 class Segment:
     x1: float
     y1: float
@@ -76,7 +65,7 @@ class Text:
     kind: ClassVar[str] = "text"
 
 
-Shape: TypeAlias = Mark | End | Segment | Box | Text
+Shape: TypeAlias = Mark | Segment | Box | Text
 
 
 @dataclass(frozen=True)
@@ -222,8 +211,12 @@ def dot_chart(
 def _whisker(axis: Axis, ends: Interval | None, y: float, lane: int) -> list[Shape]:
     if ends is None or ends[0] == ends[1]:
         return []
-    low, high = map(axis.percent, ends)
-    return [Segment(low, y, high, y, f"s{lane % N_STYLES}"), *(End(x, y, lane % N_STYLES, True) for x in (low, high))]
+    return [Segment(axis.percent(ends[0]), y, axis.percent(ends[1]), y, _interval_style(lane % N_STYLES))]
+
+
+def _interval_style(style: int) -> str:
+    """style.css draws bars across the ends, longer than a mark is wide: an interval inside its mark shows too."""
+    return f"s{style} interval"
 
 
 @dataclass(frozen=True)
@@ -366,7 +359,7 @@ class LineChart(Part):
                 shapes.append(Mark(x, y, style, hollow))
             if point.ends is not None and point.ends[0] < point.ends[1]:
                 (_, low), (_, high) = (self.place(point.x, end) for end in point.ends)
-                shapes += [Segment(x, low, x, high, f"s{style}"), *(End(x, y, style, False) for y in (low, high))]
+                shapes.append(Segment(x, low, x, high, _interval_style(style)))
         return shapes
 
 
