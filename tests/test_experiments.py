@@ -214,6 +214,25 @@ def test_accuracies_by_hand(task):
     }
 
 
+def test_sentences_that_training_has_are_left_out_of_the_novel_ones():
+    task = GrammarTask(0, sizes=Sizes(train=400, within=200, transfer=20))
+    codes = role_codes(task.within, task.roles)
+    guesses = np.where(np.random.default_rng(0).random(len(codes)) < 0.7, codes, 0)
+    found = task.accuracies(task.judge(guesses, role_codes(task.transfer, task.roles)))
+    kept, deep, at = [], [], 0
+    for sentence in task.within:
+        right = guesses[at : at + len(sentence.roles)] == codes[at : at + len(sentence.roles)]
+        at += len(right)
+        if all(sentence.words != other.words for other in task.train):
+            kept += right.tolist()
+            deep += [r for r, role in zip(right.tolist(), sentence.roles, strict=True) if role in task.A.deep_roles]
+    assert len(kept) < found["within"].n == len(codes)
+    assert (found["within_novel"].value, found["within_novel"].n) == (pytest.approx(np.mean(kept)), len(kept))
+    assert (found["deep_novel"].value, found["deep_novel"].n) == (pytest.approx(np.mean(deep)), len(deep))
+    assert found["within"].value == pytest.approx(np.mean(guesses == codes))
+    assert found["transfer"].n_effective == len(task.transfer), "all right: each sentence counts once"
+
+
 def test_an_accuracy_of_no_tokens_is_unknown(task):
     nothing = Probed(Scores({"det_agent": (1, 2)}), Scores({}))
     deep = task.accuracies(nothing)["deep"]
@@ -580,7 +599,9 @@ def test_experiments_of_one_seed_share_a_task_and_others_do_not():
 def test_settings_are_those_of_the_recorded_results():
     """Same settings, same name: seeds that are added stand beside the recorded ones."""
     folder = Path(__file__).resolve().parents[1] / "results"
-    for name in GRAMMAR:
+    recorded_names = [name for name in GRAMMAR if (folder / name).is_dir()]
+    assert len(recorded_names) >= 10
+    for name in recorded_names:
         experiment = EXPERIMENTS[name]
         points = [Point(DEFAULT, 0), *([Point(RECORDED_DRAW, 1)] if experiment.robustness else [])]
         for point in points:

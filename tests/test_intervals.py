@@ -11,6 +11,9 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from ematrace.intervals import (
+    bootstrap_shares,
+    effective_trials,
+    equivalence_p_value,
     holm_adjusted,
     median_interval,
     newcombe_difference_interval,
@@ -230,7 +233,7 @@ def test_equivalence_agrees_with_the_90_percent_interval():
     for _ in range(50):
         a, b = rng.normal(0, 1, 12), rng.normal(0, 1, 12)
         low, high = paired_difference_interval(a, b, confidence=0.9)
-        inside = -1.0 < low and high < 1.0
+        inside = low > -1.0 and high < 1.0
         assert (equivalence_p_value(a, b, margin=1.0) < 0.05) == inside
         outcomes.add(inside)
     assert outcomes == {True, False}

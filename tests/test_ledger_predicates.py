@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from cells_support import accuracy, make_runs, make_table
+from cells_support import accuracy, make_file, make_runs, make_table
 from ematrace.ledger import Check, Direction, PaperFigure, check_direction, check_figure, tolerance_band
-from ematrace.results import Sample, Selector
+from ematrace.results import Metric, Row, Sample, Selector
 
 parse = Selector.parse
 HIGH, LOW = Sample((0.90, 0.91, 0.92)), Sample((0.50, 0.52, 0.53))
@@ -96,6 +96,12 @@ class TestComparison:
         assert check.interval == pytest.approx((0.0524, 0.3339), abs=5e-5)
         assert check.holds is True
         assert compare(">", accuracy(0.8, n=10), accuracy(0.6, n=10)).holds is False
+
+    def test_single_seeds_rest_on_sentences_where_those_are_known(self) -> None:
+        left, right = (Metric(p, "accuracy", 800, n_effective=n) for p, n in ((56 / 70, 70), (48 / 80, 80)))
+        table = make_table(make_file(Row({}, {"left": left, "right": right})))
+        check = check_direction(Direction(parse("one/left"), ">", parse("one/right")), table.select)
+        assert (check.method, check.interval) == ("newcombe", pytest.approx((0.0524, 0.3339), abs=5e-5))
 
     def test_seeds_against_tokens_add_their_variances(self) -> None:
         seeds, tokens = Sample((0.70, 0.72, 0.74, 0.76)), accuracy(0.6, n=400)

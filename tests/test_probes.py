@@ -486,3 +486,26 @@ def test_tall_and_wide_matrices_agree(measure):
     wide = np.hstack([tall, np.zeros((30, 40))])
     assert measure(wide) == pytest.approx(measure(tall), rel=1e-9)
     assert measure(tall.astype(np.float32)) == pytest.approx(measure(tall), rel=1e-5)
+
+
+def test_scores_by_sentence_are_counts_by_hand():
+    true = ["det", "noun", "verb", "det", "noun", "det"]
+    predicted = ["det", "verb", "verb", "det", "noun", "noun"]
+    codes = [[CLASSES.index(name) for name in names] for names in (predicted, true)]
+    scores = score_roles(*codes, CLASSES, lengths=[3, 2, 0, 1])
+    assert scores == score_roles(*codes, CLASSES), "the same scores, known by sentence or not"
+    assert scores.by_sentence[:, :, 0].tolist() == [[1, 0, 1, 0], [1, 1, 0, 0], [0] * 4, [0] * 4]
+    assert scores.by_sentence[:, :, 1].tolist() == [[1, 1, 1, 0], [1, 1, 0, 0], [0] * 4, [1, 0, 0, 0]]
+    some = scores.of_sentences(np.array([True, False, True, True]))
+    assert some.per_role == {"det": (1, 2), "noun": (0, 1), "verb": (1, 1), "aux": (0, 0)}
+    nouns = scores.subset(["noun", "other"])
+    assert nouns.per_role == {"noun": (1, 2), "other": (0, 0)}
+    assert nouns.by_sentence.sum(0).tolist() == [[1, 2], [0, 0]]
+    assert nouns.of_sentences(np.array([False, True, True, True])).per_role["noun"] == (1, 1)
+    assert set(scores.n_effective_per_role) == {"det", "noun", "verb"}
+    assert 1 <= scores.n_effective <= scores.n
+    assert Scores({"det": (1, 2)}).n_effective is None
+    with pytest.raises(ValueError, match="lengths sum to 5"):
+        score_roles(*codes, CLASSES, lengths=[3, 2])
+    with pytest.raises(ValueError, match="by sentence"):
+        Scores({"det": (1, 2)}).of_sentences(np.array([True]))

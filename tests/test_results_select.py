@@ -36,6 +36,24 @@ class TestSample:
         assert accuracy(0.3, n=100).interval == pytest.approx(tuple(expected))
         assert Sample((0.3,), 100, "nats").interval is None
 
+    def test_interval_of_one_accuracy_is_over_sentences_where_they_are_known(self) -> None:
+        one = Sample((0.3,), 100, "accuracy", n_effective=20)
+        assert one.interval == one.over_sentences == Sample((0.3,), 20, "accuracy").interval
+        assert one.over_items == Sample((0.3,), 100, "accuracy").interval
+        several = Sample((0.1, 0.2, 0.6), 100, "accuracy", n_effective=20)
+        assert several.interval == Sample((0.1, 0.2, 0.6)).interval
+
+    def test_the_fewest_effective_items_count_and_only_if_all_seeds_know_them(self) -> None:
+        def table(*effective: int | None) -> Table:
+            files = [
+                make_file(Row({}, {"w": Metric(0.5, "accuracy", 50, n_effective=m)}), seed=seed)
+                for seed, m in enumerate(effective)
+            ]
+            return make_table(*files)
+
+        assert table(30, 20).sample(Selector("one", "w")).n_effective == 20
+        assert table(30, None).sample(Selector("one", "w")).n_effective is None
+
     def test_interval_of_one_timing_is_over_its_repetitions(self) -> None:
         """And of the same kind as its value: of the mean where that is the mean, of the median where that is."""
         times = (0.9, 1.0, 1.4)

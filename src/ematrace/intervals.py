@@ -1,4 +1,5 @@
-"""Confidence intervals of proportions (over tokens) and of means (over seeds).
+"""Confidence intervals of proportions (over tokens or sentences) and of means (over seeds), tests of differences and of
+equivalence.
 
 scipy.stats is imported inside the functions: it takes most of a second, and most commands need no interval.
 """
@@ -8,12 +9,16 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Sequence
+from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
 
 Values = Sequence[float] | NDArray[np.floating]
+Floats = NDArray[np.float64]
 Interval = tuple[float, float]
+Counts = NDArray[np.integer]
+RESAMPLES = 1000
 
 
 def wilson_interval(k: int, n: int, confidence: float = 0.95) -> Interval:
@@ -46,6 +51,48 @@ def newcombe_difference_interval(k1: int, n1: int, k2: int, n2: int, confidence:
         return -1.0, 1.0
     p1, p2 = k1 / n1, k2 / n2
     return p1 - p2 - math.hypot(p1 - l1, u2 - p2), p1 - p2 + math.hypot(u1 - p1, p2 - l2)
+
+
+def bootstrap_shares(successes: Counts, trials: Counts, resamples: int = RESAMPLES, seed: int = 0) -> Floats:
+    """The share of successes in each of `resamples` draws of whole groups, such as sentences, with replacement.
+
+    `successes` and `trials` have a number per group; several columns give as many shares, over the same groups. A draw
+    without trials gives nan. What is drawn depends on the seed and the number of groups alone.
+
+    >>> shares = bootstrap_shares(np.array([0, 2, 3, 5]), np.array([2, 2, 5, 5]))
+    >>> shares.shape, round(float(shares.mean()), 2)
+    ((1000,), 0.71)
+    """
+    times = _times_drawn(len(trials), resamples, seed)
+    with np.errstate(invalid="ignore"):
+        return np.asarray((times @ successes.astype(np.float32)) / (times @ trials.astype(np.float32)), np.float64)
+
+
+@cache
+def _times_drawn(groups: int, resamples: int, seed: int) -> NDArray[np.float32]:
+    """[resamples, groups] how often each group is drawn; the same for all shares of one set of sentences."""
+    drawn = np.random.default_rng(seed).integers(groups, size=(resamples, groups))
+    rows = np.arange(resamples)[:, None] * groups
+    return np.bincount((drawn + rows).ravel(), minlength=resamples * groups).reshape(resamples, -1).astype(np.float32)
+
+
+def effective_trials(successes: Counts, trials: Counts) -> NDArray[np.int64]:
+    """How many independent trials would scatter as much as these, which come in groups: p (1 - p) / var(p).
+
+    The variance is that of `bootstrap_shares`; columns as there. Never more than there are trials. Where all succeed or
+    all fail nothing scatters, and every group counts as one trial.
+
+    >>> right, tokens = np.array([7, 0, 7, 7, 0, 7]), np.full(6, 7)  # all or nothing: a sentence is as good as a token
+    >>> 4 <= effective_trials(right, tokens) <= 8
+    np.True_
+    """
+    n, groups = trials.sum(0), (trials > 0).sum(0)
+    p = successes.sum(0) / np.maximum(n, 1)
+    squares = (bootstrap_shares(successes, trials) - p) ** 2
+    variance = np.nansum(squares, axis=0) / np.maximum(np.isfinite(squares).sum(0), 1)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        found = np.floor(p * (1 - p) / variance)
+    return np.asarray(np.where(variance > 0, np.clip(found, 1, n), groups), np.int64)
 
 
 def seed_interval(values: Values, confidence: float = 0.95) -> Interval:
@@ -160,6 +207,31 @@ def holm_adjusted(p_values: Values) -> list[float]:
     adjusted = np.empty_like(p)
     adjusted[order] = np.minimum(1.0, np.maximum.accumulate(p[order] * np.arange(p.size, 0, -1)))
     return [float(value) for value in adjusted]
+
+
+def equivalence_p_value(a: Values, b: Values, margin: float) -> float:
+    """p-value of the paired TOST: below 0.05 where the mean of a - b is shown to lie within ± margin.
+
+    The larger p-value of the two one-sided Student tests; a[i] and b[i] come from the same seed.
+
+    >>> round(equivalence_p_value([0.97, 0.98, 0.96], [0.98, 0.97, 0.97], margin=0.03), 3)
+    0.03
+    """
+    from scipy.stats import ttest_1samp
+
+    x, y = _check_values(a), _check_values(b)
+    if x.size != y.size:
+        raise ValueError(f"paired values must have equal length, got {x.size} and {y.size}")
+    if not margin > 0:
+        raise ValueError(f"margin must be above 0, got {margin}")
+    difference = x - y
+    if x.size == 1:
+        return math.nan
+    if np.ptp(difference) == 0:
+        return 0.0 if abs(difference[0]) < margin else 1.0
+    lower = ttest_1samp(difference, -margin, alternative="greater").pvalue
+    upper = ttest_1samp(difference, margin, alternative="less").pvalue
+    return float(max(lower, upper))
 
 
 def _check_confidence(confidence: float) -> None:

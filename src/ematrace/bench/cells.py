@@ -210,7 +210,7 @@ def ceiling_row(ceiling: Literal["copy", "read", "matmul"], per_second: float) -
     """The cell of a measured ceiling.
 
     >>> ceiling_row("copy", 4.3e12).metrics
-    {'bytes_per_second': Metric(value=4300000000000.0, unit='bytes/s', n=None, better=None, repetitions=())}
+    {'bytes_per_second': Metric(value=4300000000000.0, unit='bytes/s')}
     """
     amount, metric = CEILINGS[ceiling]
     if not 0 < per_second < math.inf:

@@ -158,15 +158,17 @@ class Context:
         return made
 
 
-def accuracy(value: float, n: int, better: Literal["low", "high"] | None = "high") -> Metric:
+def accuracy(
+    value: float, n: int, better: Literal["low", "high"] | None = "high", n_effective: int | None = None
+) -> Metric:
     """A share of n items; unknown if there were none.
 
     >>> accuracy(0.79, n=500)
-    Metric(value=0.79, unit='accuracy', n=500, better='high', repetitions=())
+    Metric(value=0.79, unit='accuracy', n=500, better='high')
     >>> accuracy(0.0, n=0).value is None
     True
     """
-    return Metric(value if n else None, unit="accuracy", n=n, better=better)
+    return Metric(value if n else None, unit="accuracy", n=n, better=better, n_effective=n_effective)
 
 
 def rows_of(measured: Measured) -> list[Row]:

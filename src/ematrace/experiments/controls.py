@@ -56,8 +56,7 @@ def majority(task: GrammarTask) -> Probed:
     def constant(sentences: list[Sentence]) -> Codes:
         return np.full(sum(len(s.words) for s in sentences), best)
 
-    within, transfer = (task.right(constant(sentences), sentences) for sentences in (task.within, task.transfer))
-    return Probed(within, transfer)
+    return task.judge(constant(task.within), constant(task.transfer))
 
 
 EXPERIMENT = grammar_experiment("controls", "What simpler features carry", measure, seconds=18)

@@ -34,7 +34,9 @@ def measure(ctx: Context, **grammar: Any) -> list[Row]:
     def mean(probed: list[Probed]) -> dict[str, Metric]:
         draws = [task.accuracies(p) for p in probed]
         return {
-            name: accuracy(float(np.mean([draw[name].value or 0.0 for draw in draws])), m.n or 0)
+            name: accuracy(
+                float(np.mean([draw[name].value or 0.0 for draw in draws])), m.n or 0, n_effective=m.n_effective
+            )
             for name, m in draws[0].items()
         }
 

@@ -173,6 +173,12 @@ class GrammarTask:
         return self.B.sample(self.sizes.transfer, seed=3 * self.seed + 2)
 
     @cached_property
+    def novel(self) -> npt.NDArray[np.bool_]:
+        """[within] whether a test sentence of grammar A is none of the training sentences; on B every one is."""
+        known = {s.words for s in self.train}
+        return np.array([s.words not in known for s in self.within], np.bool_)
+
+    @cached_property
     def vocabulary(self) -> tuple[str, ...]:
         """Function words, then the content words of A and of B: a word's code exists before it is ever read."""
         return tuple(dict.fromkeys(self.A.words + self.B.words))
@@ -243,10 +249,7 @@ class GrammarTask:
         """Test all readouts of one representation in one pass over the held-out sentences."""
         within = self.predict(readouts, model, self.within, representation)
         transfer = self.predict(readouts, model, self.transfer, representation)
-        return {
-            name: Probed(self.right(within[name], self.within), self.right(transfer[name], self.transfer))
-            for name in readouts
-        }
+        return {name: self.judge(within[name], transfer[name]) for name in readouts}
 
     def predict(
         self, readouts: Mapping[str, Readout], model: SPCN, sentences: list[Sentence], representation: str = FULL
@@ -259,7 +262,12 @@ class GrammarTask:
         return {name: np.concatenate(codes) for name, codes in parts.items()}
 
     def right(self, predicted: Codes, sentences: Sequence[Sentence]) -> Scores:
-        return score_roles(predicted, role_codes(sentences, self.roles), self.roles)
+        true = role_codes(sentences, self.roles)
+        return score_roles(predicted, true, self.roles, lengths=[len(s.words) for s in sentences])
+
+    def judge(self, within: Codes, transfer: Codes) -> Probed:
+        """What is right of predictions on held-out A and on B."""
+        return Probed(self.right(within, self.within), self.right(transfer, self.transfer))
 
     def probe_features(self, features: Callable[[list[Sentence]], Floats]) -> Probed:
         """A ridge probe on features computed from the sentences alone, for controls."""
@@ -269,14 +277,20 @@ class GrammarTask:
         readout = gram.solve(self.ridge_lambda)
 
         within, transfer = (readout.predict_codes(features(held_out)) for held_out in (self.within, self.transfer))
-        return Probed(self.right(within, self.within), self.right(transfer, self.transfer))
+        return self.judge(within, transfer)
 
     def accuracies(self, probed: Probed) -> dict[str, Metric]:
-        """W, T and D of the paper's tables, and D without the relative pronoun, which is free."""
+        """W, T and D of the paper's tables; D without the relative pronoun, which is free; W and D of test sentences
+        that are not among the training sentences."""
         deep = probed.within.subset(self.A.deep_roles)
         strict = probed.within.subset([r for r in self.A.deep_roles if r != "rel_pron"])
         scores = {"within": probed.within, "transfer": probed.transfer, "deep": deep, "deep_strict": strict}
-        return {name: accuracy(score.accuracy, score.n) for name, score in scores.items()}
+        if probed.within.by_sentence is not None:
+            scores |= {
+                "within_novel": probed.within.of_sentences(self.novel),
+                "deep_novel": deep.of_sentences(self.novel),
+            }
+        return {name: accuracy(s.accuracy, s.n, n_effective=s.n_effective) for name, s in scores.items()}
 
     def by_role(self, probed: Probed, factors: Mapping[str, str]) -> list[Row]:
         """A row for each role that occurs, with `role` beside the other factors."""
@@ -284,7 +298,8 @@ class GrammarTask:
         for side, scores in (("within", probed.within), ("transfer", probed.transfer)):
             for role, (correct, n) in scores.per_role.items():
                 if n:
-                    metrics.setdefault(role, {})[f"role_{side}"] = accuracy(correct / n, n)
+                    effective = scores.n_effective_per_role.get(role)
+                    metrics.setdefault(role, {})[f"role_{side}"] = accuracy(correct / n, n, n_effective=effective)
         return [Row({**factors, "role": role}, found) for role, found in metrics.items()]
 
 

@@ -9,7 +9,6 @@ from ematrace.experiments.grammar_task import (
     FULL,
     QUICK_DRAWS,
     GrammarTask,
-    Probed,
     grammar_experiment,
     grammar_task,
 )
@@ -31,7 +30,7 @@ def measure(ctx: Context, **grammar: Any) -> list[Row]:
     labels = [label_of[word] for s in task.within for word in s.words]
     rows = []
     for name in REPRESENTATIONS:
-        probed = Probed(task.right(within[name], task.within), task.right(transfer[name], task.transfer))
+        probed = task.judge(within[name], transfer[name])
         guesses = [task.roles[code] for code in within[f"control {name}"]]
         on_control = sum(g == label for g, label in zip(guesses, labels, strict=True)) / len(labels)
         metrics = {

@@ -6,11 +6,14 @@ A direction predicate rests on the 95% interval of a difference, the best that t
 |----------------------------------------------------|----------------------------------------|------------|
 | same experiment (or `paired`), a value per seed    | Student on per-seed differences        | paired     |
 | two experiments, two seeds or more in each         | Welch                                  | welch      |
-| one value and its tokens in each, or over tokens   | Newcombe                               | newcombe   |
+| one value in each, or over tokens                  | Newcombe (see below)                   | newcombe   |
 | seeds on one side, tokens on the other             | variances of the means added, normal   | mixed      |
 | a ratio across experiments on one side             | the same, Student if all is over seeds | delta      |
 | a selector and a number                            | Student or Wilson                      | one-sample |
 | a single value without tokens, or no variation     | none: the means are compared           | point      |
+
+Tokens of a sentence are not independent. Where a single seed is judged, an interval rests on `n_effective` items, as
+many as scatter like whole sentences; over tokens, as in the paper, on all of them.
 
 Repetitions of a timing on a single seed take the place of seeds. Bounds (`<=`, `>=`) use the interval of left alone,
 `==` the values themselves.
@@ -191,16 +194,18 @@ def _difference(a: _Estimate, b: _Estimate, paired: bool = False) -> _Measured:
     if len(u.draws) >= 2 and len(v.draws) >= 2 and (u.sd > 0 or v.sd > 0):
         df = _combined_df(tuple((e.variance, e.df) for e in (a, b) if e.variance is not None))
         return _Measured(mean, welch_difference_interval(u.draws, v.draws), "welch", df)
-    if len(u.draws) == len(v.draws) == 1 and (over_tokens := _difference_over_tokens(u, v)) is not None:
-        return over_tokens
+    if len(u.draws) == len(v.draws) == 1:
+        of_one_run = _newcombe(u, v, u.n_effective or u.n, v.n_effective or v.n)
+        if of_one_run is not None:
+            return of_one_run
     return _from_moments(mean, ((a.variance, a.df), (b.variance, b.df)), "mixed")
 
 
-def _difference_over_tokens(u: Sample, v: Sample) -> _Measured | None:
-    """Of one run of each with the mean accuracies; None where they are not accuracies."""
-    if not (u.over_items and v.over_items and u.n and v.n):
+def _newcombe(u: Sample, v: Sample, n_u: int | None, n_v: int | None) -> _Measured | None:
+    """Of one run of each with the mean accuracies, on so many items; None where they are not accuracies."""
+    if not (u.over_items and v.over_items and n_u and n_v):
         return None
-    interval = newcombe_difference_interval(round(u.mean * u.n), u.n, round(v.mean * v.n), v.n)
+    interval = newcombe_difference_interval(round(u.mean * n_u), n_u, round(v.mean * n_v), n_v)
     return _Measured(u.mean - v.mean, interval, "newcombe", math.inf)
 
 
@@ -343,7 +348,7 @@ def _difference_from(direction: Direction, left: _Estimate, other: Selection | f
             return _Measured(mean, None, "point", math.inf)
         return _Measured(mean, (left.interval[0] - other, left.interval[1] - other), left.method, left.df)
     if direction.interval == "tokens" and left.sample is not None:
-        over_tokens = _difference_over_tokens(left.sample, other.sample)
+        over_tokens = _newcombe(left.sample, other.sample, left.sample.n, other.sample.n)
         return over_tokens or _Measured(left.mean - other.sample.mean, None, "point", math.inf)
     return _difference(left, _of(other), direction.paired)
 

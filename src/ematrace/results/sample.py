@@ -30,6 +30,8 @@ class Sample:
     n: int | None = None
     unit: str = ""
     repetitions: tuple[float, ...] = ()
+    n_effective: int | None = None
+    """How many independent items would scatter as much, the fewest over seeds."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "values", tuple(float(v) for v in self.values))
@@ -63,7 +65,8 @@ class Sample:
 
     @property
     def interval(self) -> Interval | None:
-        """95%: Student over seeds (or repetitions); Wilson over items for a single accuracy; else None.
+        """95%: Student over seeds (or repetitions); for a single accuracy over sentences where it is known how it
+        scatters over them, else over items; else None.
 
         >>> Sample((2.0,), repetitions=(1.0, 2.0, 2.0, 2.0, 2.0, 2.0, 9.0)).interval  # their median
         (1.0, 9.0)
@@ -75,14 +78,22 @@ class Sample:
             return None if math.isnan(low) else (low, high)
         if len(self.draws) >= 2:
             return (self.mean, self.mean) if self.sd == 0.0 else seed_interval(self.draws, CONFIDENCE)
-        return self.over_items
+        return self.over_sentences or self.over_items
 
     @property
     def over_items(self) -> Interval | None:
-        """The Wilson interval that one run with the mean accuracy would have."""
-        if not self.known or not self.n or self.unit != "accuracy":
+        """The Wilson interval that one run with the mean accuracy would have, were its items independent."""
+        return self._over(self.n)
+
+    @property
+    def over_sentences(self) -> Interval | None:
+        """The same with as many items as scatter like whole sentences; None where that is not known."""
+        return self._over(self.n_effective)
+
+    def _over(self, n: int | None) -> Interval | None:
+        if not self.known or not n or self.unit != "accuracy":
             return None
-        return _wilson(round(self.mean * self.n), self.n)
+        return _wilson(round(self.mean * n), n)
 
 
 @cache

@@ -42,11 +42,11 @@ class ResultError(ValueError):
     """
 
 
-class Metric(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+class Metric(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, repr_omit_defaults=True):
     """One measured number.
 
     >>> Metric(0.79, unit="accuracy", n=21234)
-    Metric(value=0.79, unit='accuracy', n=21234, better=None, repetitions=())
+    Metric(value=0.79, unit='accuracy', n=21234)
     """
 
     value: float | None
@@ -58,6 +58,9 @@ class Metric(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
     better: Literal["low", "high"] | None = None
     repetitions: tuple[float, ...] = ()
     """A timing, repeated on the same seed. `value` is their mean or median, and its interval is that of the same."""
+    n_effective: Annotated[int, msgspec.Meta(ge=1, le=2**53)] | None = None
+    """As many independent items would scatter as much: fewer than `n` where items come in groups, as tokens in
+    sentences. An interval within one seed rests on it."""
 
     def __post_init__(self) -> None:
         numbers = (*self.repetitions, *(() if self.value is None else (self.value,)))
@@ -68,6 +71,8 @@ class Metric(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
                 raise ValueError(f"{number} is neither 0 nor between {SMALLEST:g} and {LARGEST:g} in size")
         if self.unit == "accuracy" and self.value is not None and not 0.0 <= self.value <= 1.0:
             raise ValueError(f"an accuracy of {self.value} lies outside [0, 1]")
+        if self.n_effective is not None and (self.n is None or self.n_effective > self.n):
+            raise ValueError(f"n_effective {self.n_effective} is more than n")
         if self.n == 0 and self.value is not None:
             raise ValueError("a value scored on no items")
 

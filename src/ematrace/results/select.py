@@ -111,11 +111,13 @@ class Selection:
     @cached_property
     def sample(self) -> Sample:
         counts = [m.n for m in self.metrics if m.n is not None]
+        effective = [m.n_effective for m in self.metrics if m.n_effective is not None]
         return Sample(
             values=tuple(math.nan if m.value is None else m.value for m in self.metrics),
             n=min(counts) if counts else None,
             unit=self.metrics[0].unit,
             repetitions=self.metrics[0].repetitions if len(self.metrics) == 1 else (),
+            n_effective=min(effective) if len(effective) == len(self.metrics) else None,
         )
 
     @property
