@@ -5,7 +5,7 @@ A section says what is asked and how to read the answer, never what the answer i
 
 from __future__ import annotations
 
-from ematrace.report.sections import accuracy, content, robustness, roles, spen
+from ematrace.report.sections import accuracy, content, gap_controls, robustness, roles, spen
 from ematrace.report.sections.base import Section, about
 from ematrace.report.sections.gap import gap_parts
 
@@ -18,9 +18,36 @@ SECTIONS = (
         "SPEN's block differs from GPT-2's in more than its context. Here one thing is changed at a time, from one to "
         "the other; every model has as many parameters, sees the same text in the same order and has its own learning "
         "rate. docs/analysis-plan.md was written before any of it ran.",
-        ("gap",),
+        ("gap", "gap_sizes", "gap_second"),
         gap_parts,
-        about("gap", "gap_sizes", "gap_130m", "gap_predictors"),
+        about("gap", "gap_sizes", "gap_130m"),
+    ),
+    Section(
+        "gap-predictors",
+        "Predictors in SPEN's block",
+        "The paper's ablation, after its 500 steps and after the whole budget, with Algorithm 1's gradient, with the "
+        "true one and with a dense layer. A model that is no better than the unigram has learned nothing that a "
+        "predictor could use.",
+        ("gap_predictors",),
+        gap_controls.predictors,
+        about("gap_predictors"),
+    ),
+    Section(
+        "gap-sparsity",
+        "Units kept, and the straight-through gradient",
+        "How many units the top-k keeps, how evenly they are used, and how the straight-through gradient stands to the "
+        "true one at the same weights on the same text.",
+        ("gap_sparsity", "gap_straight_through"),
+        gap_controls.sparsity,
+    ),
+    Section(
+        "trace-decoding",
+        "What a trained model's traces keep of tokens",
+        "The token k steps back, read from one vector or from a sequence of them, in the number format named. The gain "
+        "is over a reader that knows the window's other tokens but not their places.",
+        ("trace_decoding",),
+        gap_controls.decoding,
+        about("trace_decoding"),
     ),
     Section(
         "representations",

@@ -1,0 +1,200 @@
+"""Around the gap: predictors in SPEN's block, units kept, the two gradients, and what a trained model's trace keeps."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+
+from ematrace.analysis.gap_causes import SWITCHES, GradientsAt, Switches, build_gradients, build_switches, is_misleading
+from ematrace.analysis.gap_scores import MAIN
+from ematrace.report.charts import Line, LineChart, Point, linear_axis, log_axis
+from ematrace.report.data import ReportData
+from ematrace.report.formatting import number, over_seeds
+from ematrace.report.gap import text_name, with_interval
+from ematrace.report.parts import Block, Content, DataTable, Paragraph, plain_table
+from ematrace.report.tables import Header, measure_table, measured_rows
+from ematrace.results import Factors, Sample, Selector
+
+HELD_OUT: Factors = {"text": "validation", "slice": "all"}
+BLOCKS = {"topk_ste": "Algorithm 1's block", "topk_masked": "true gradient", "dense": "dense"}
+PREDICTORS = {
+    ("static", "traces_now"): "static",
+    ("linear", "inputs"): "linear attention",
+    ("softmax", "traces_now"): "softmax, traces now",
+    ("softmax", "trace_sequence"): "softmax, trace sequence",
+    ("softmax", "inputs"): "softmax, inputs",
+}
+GRADIENTS = {"topk_ste": "straight-through", "topk_masked": "true gradient"}
+TRAINED = (
+    ("topk_ste", 0.01, "Algorithm 1's block"),
+    ("topk_ste", 0.0, "no load balance"),
+    ("topk_masked", 0.0, "masked"),
+)
+MODELS = {"ema_error": "SPEN", "ema": "EMA, dense", "attention": "attention, dense"}
+HELD = {
+    "slow": "slow trace",
+    "traces": "three traces",
+    "state": "traces of all blocks",
+    "sequence": "two slow traces in sequence",
+    "keys": "keys and values",
+}
+
+
+def predictors(data: ReportData) -> Sequence[Content | None]:
+    rows = [
+        Header(
+            f"{block}: {name}{', d_ff as it is' if width == 'fixed' else ''}",
+            "gap_predictors",
+            where={
+                **{"context": "ema_error", "ffn": ffn, "residual": "ffn", "width": width, "predictor": predictor},
+                **{"reads": reads, "query": "slow_trace", "values": "as_read"},
+            },
+            group=group,
+        )
+        for group, (ffn, block) in enumerate(BLOCKS.items())
+        for (predictor, reads), name in PREDICTORS.items()
+        for width in ("matched", "fixed")
+    ]
+    columns = [
+        Header("nats, 500 steps", metric="nats", where={"size": "ablation", **HELD_OUT}),
+        Header("unigram", metric="unigram_nats", where={"size": "ablation", **HELD_OUT}),
+        Header("nats, whole budget", metric="nats", where={"size": MAIN, **HELD_OUT}),
+        Header("WikiText-2", metric="nats", where={"size": MAIN, "text": "wikitext2", "slice": "all"}),
+    ]
+    parts: list[Content | None] = [measure_table(data, rows, columns, "Predictors in SPEN's block")]
+    for text in ("validation", "wikitext2"):
+        if (found := build_switches(data.table, text)) is not None:
+            parts += _switches(found)
+    return parts
+
+
+def _switches(found: Switches) -> Iterator[Content]:
+    """Why attention over the inputs helps less as a predictor than as a mixer, if it does."""
+    rows = [
+        [", ".join(f"{name} {level}" for name, level in zip(SWITCHES, setting, strict=True)), with_interval(gain)]
+        for setting, gain in found.gains.items()
+    ]
+    rows += [[f"as a mixer, residual {path}", with_interval(gain)] for path, gain in found.mixers.items()]
+    rows += [[f"effect of the switch: {name}", with_interval(effect)] for name, effect in found.effects.items()]
+    name = text_name(found.text)
+    yield plain_table(
+        [f"attention over the inputs, on {name}", "nats gained over the static predictor"], rows, f"Switches on {name}"
+    )
+    causes = ", ".join(found.causes) or "none"
+    yield Paragraph(f"Switches that are a cause by the plan (effect above .02 nats, interval without 0): {causes}.")
+
+
+def sparsity(data: ReportData) -> Sequence[Content | None]:
+    kept = sorted(
+        share for share in data.table.values_of("gap_sparsity", "kept", size=MAIN) if isinstance(share, int | float)
+    )
+    weights = sorted(float(w) for w in data.table.values_of("gap_sparsity", "load_balance", size=MAIN))
+    rows = [
+        Header(f"{share:.0%} of units, {name}", "gap_sparsity", where=_sparse(ffn, share, 0.0), group=group)
+        for group, share in enumerate(kept)
+        for ffn, name in GRADIENTS.items()
+    ]
+    rows += [
+        Header(f"load balance {weight:g}, {name}", "gap_sparsity", where=_sparse(ffn, 0.06, weight), group=-1)
+        for weight in weights
+        if weight
+        for ffn, name in GRADIENTS.items()
+    ]
+    columns = [
+        Header("nats", metric="nats", where=HELD_OUT),
+        Header("WikiText-2", metric="nats", where={"text": "wikitext2", "slice": "all"}),
+        Header("units never on", metric="dead_units"),
+        Header("entropy of use", metric="usage_entropy"),
+    ]
+    lines = [
+        Line(name, points)
+        for ffn, name in GRADIENTS.items()
+        if (points := [*_points(data, {s: _sparse(ffn, s, 0.0) for s in kept}, "gap_sparsity", "nats", HELD_OUT)])
+    ]
+    chart = _chart("Nats by the share of units kept", lines, "share of units", "nats") if lines else None
+    return [chart, measure_table(data, rows, columns, "Units kept and load balance"), *_gradient_parts(data)]
+
+
+def _sparse(ffn: str, kept: float, weight: float) -> Factors:
+    return {"size": MAIN, "ffn": ffn, "kept": kept, "load_balance": weight}
+
+
+def _gradient_parts(data: ReportData) -> Iterator[Content]:
+    for ffn, weight, name in TRAINED:
+        steps = build_gradients(data.table, ffn, weight)
+        if not steps:
+            continue
+        misleading = {True: "misleading", False: "not misleading", None: "too few steps to say"}[is_misleading(steps)]
+        yield gradient_table(steps, name)
+        yield Paragraph(f"By the plan the straight-through gradient is {misleading} there.")
+
+
+def gradient_table(steps: Sequence[GradientsAt], name: str) -> DataTable:
+    heads = [f"{name}, step", "cosine to the true gradient", "between halves of the text", "ratio of norms"]
+    heads += ["units never on", "entropy of use", "nats"]
+    rows = [
+        [
+            f"{at.step:,}",
+            *(
+                _known(sample)
+                for sample in (at.cosine, at.halves, at.norm_ratio, at.dead_units, at.usage_entropy, at.nats)
+            ),
+        ]
+        for at in steps
+    ]
+    return plain_table(heads, rows, f"The straight-through gradient during training: {name}")
+
+
+def _known(sample: Sample) -> str:
+    return number(sample.mean, 3) if sample.known else "–"
+
+
+def decoding(data: ReportData) -> Sequence[Content | None]:
+    """By model: the reader's gain over the topic of the window, by lag; and its accuracy."""
+    lags = sorted(lag for lag in data.table.values_of("trace_decoding", "lag", size=MAIN) if isinstance(lag, int))
+    models = {k: v for k, v in MODELS.items() if k in data.table.values_of("trace_decoding", "context", size=MAIN)}
+    panels: list[Content] = []
+    rows = []
+    for context, model in models.items():
+        lines = []
+        for held, name in HELD.items():
+            where: Factors = {"size": MAIN, "context": context, "representation": held, "number_format": "float32"}
+            points = [*_points(data, {lag: {**where, "lag": lag} for lag in lags}, "trace_decoding", "gain_nats", MLP)]
+            lines += [Line(name, points)] if points else []
+            for number_format in ("float32", "bfloat16"):
+                for reader in ("linear", "mlp"):
+                    read: Factors = {**where, "number_format": number_format, "reader": reader}
+                    label = f"{model}: {name}, {reader}{'' if number_format == 'float32' else ', bfloat16'}"
+                    rows.append(Header(label, "trace_decoding", where=read, group=len(panels)))
+        topic: Factors = {"size": MAIN, "context": context, "reader": "topic"}
+        rows.append(Header(f"{model}: topic of the window", "trace_decoding", where=topic, group=len(panels)))
+        if lines:
+            panels.append(_chart(f"Nats gained on the token k back: {model}", lines, "tokens back", "nats"))
+    columns = [Header(f"lag {lag}", metric="accuracy", where={"lag": lag}) for lag in lags]
+    columns.append(Header("R² of the decay", metric="decay_r2"))
+    shown = measured_rows(data, rows, columns)
+    return [
+        Block(panels, "panels") if panels else None,
+        measure_table(data, shown, columns, "Accuracy on the token k steps back") if shown else None,
+    ]
+
+
+MLP: Factors = {"reader": "mlp"}
+
+
+def _points(
+    data: ReportData, wheres: Mapping[float, Factors], experiment: str, metric: str, more: Factors
+) -> Iterator[Point]:
+    for x, where in wheres.items():
+        sample = data.sample(Selector(experiment, metric, {**where, **more}))
+        if sample is not None and sample.known:
+            yield Point(x, sample.mean, over_seeds(sample))
+
+
+def _chart(caption: str, lines: Sequence[Line], x_title: str, y_title: str) -> LineChart:
+    xs = [point.x for line in lines for point in line.points]
+    ys = [end for line in lines for p in line.points for end in (p.y, *(p.ends or ()))]
+    spread = (max(ys) - min(ys)) or 1.0
+    low = 0.0 if min(ys) >= 0 and min(ys) < 0.2 * max(ys) else min(ys) - 0.05 * spread
+    axis = log_axis(min(xs), max(xs) if max(xs) > min(xs) else math.nextafter(min(xs), math.inf))
+    return LineChart(caption, lines, axis, linear_axis(low, max(ys) + 0.05 * spread), x_title, y_title)
