@@ -16,8 +16,7 @@ SECONDS_BETWEEN_LOOKS = 1.0
 def end_with_parent(parent: int) -> None:
     """Let this process end when its parent is gone, even by SIGKILL, which the parent cannot pass on.
 
-    Not on Windows, where a process keeps the number of a parent that is gone: there it finishes what it measures, and
-    ends when it finds the pipe to its parent closed.
+    Not on Windows, where a process keeps the number of a parent that is gone: there it goes on with what it measures.
     """
     if sys.platform == "linux":  # at once, also inside a kernel that holds the GIL
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
