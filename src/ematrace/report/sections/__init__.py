@@ -5,7 +5,7 @@ A section says what is asked and how to read the answer, never what the answer i
 
 from __future__ import annotations
 
-from ematrace.report.sections import accuracy, content, gap_controls, robustness, roles, spen
+from ematrace.report.sections import accuracy, content, gap_controls, robustness, roles, spen, trace_tokens
 from ematrace.report.sections.base import Section, about
 from ematrace.report.sections.gap import gap_parts
 
@@ -112,9 +112,20 @@ SECTIONS = (
         about("lag_decoding"),
     ),
     Section(
+        "trace-tokens",
+        "What the trace keeps of tokens, in trained language models",
+        "The token k steps back, read from traces, from their sequence, and from a transformer's states, by readers "
+        "trained for it. The baseline knows the window's other tokens, but not their places. Each row says whether it "
+        "reads one vector or a sequence, and in which number format.",
+        ("trace_decoding",),
+        trace_tokens.decoded_tokens,
+        about("trace_decoding"),
+    ),
+    Section(
         "distances",
         "Distances",
-        "Distortion of pairwise distances by the random projection alone and after the top-k, beside the ε that the "
+        "Distortion of pairwise distances by the random projection alone and after the top-k: of words and of states of "
+        "L0, which W_ff of L0 and L1 read, and of contexts, which none reads; beside the ε that the "
         "Johnson-Lindenstrauss lemma gives for this many points and dimensions.",
         ("distances",),
         content.distances,
@@ -131,7 +142,8 @@ SECTIONS = (
     Section(
         "shortcuts",
         "Shortcuts",
-        "Does the BiGRU read the word or its context? Content words with one of the two hidden or swapped.",
+        "Does the BiGRU read the word or its context? Content words with one of the two hidden, or the word exchanged: a "
+        "shortcut from words to roles survives another word of the class, not a new one or one of another class.",
         ("shortcuts",),
         roles.shortcuts,
         about("shortcuts"),
@@ -193,10 +205,10 @@ SECTIONS = (
         "spen-streaming",
         "SPEN's speed token by token",
         "Greedy decoding on one GPU, SPEN-130M beside a GPT-2 of its size at a context of 1,024 tokens, each in CUDA "
-        "graphs and bfloat16: one stream alone, and 1,024 together.",
-        ("spen_streaming",),
+        "graphs and bfloat16: one stream alone, and 1,024 together; and one sequence that is there as a whole.",
+        ("spen_streaming", "spen_prefill"),
         spen.streaming,
-        about("spen_streaming"),
+        about("spen_streaming", "spen_prefill"),
     ),
 )
 
