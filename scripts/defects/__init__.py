@@ -1,6 +1,7 @@
 """Defects to plant, one file for each part of the package."""
 
 from defects import (
+    analysis,
     bench,
     experiments,
     grammar,
@@ -21,6 +22,6 @@ from defects import (
 from defects.planting import DEFECTS, Defect
 
 __all__ = [
-    "DEFECTS", "Defect", "bench", "experiments", "grammar", "helpers", "ledger", "mixers", "models", "ops", "probes",
-    "report", "results", "spcn", "spen", "text", "traces", "train",
+    "DEFECTS", "Defect", "analysis", "bench", "experiments", "grammar", "helpers", "ledger", "mixers", "models", "ops",
+    "probes", "report", "results", "spcn", "spen", "text", "traces", "train",
 ]  # fmt: skip

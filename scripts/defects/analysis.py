@@ -1,0 +1,54 @@
+"""What cells say together: the gap's chain, shares and verdicts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from defects.planting import constant, defect, with_result, wrap
+
+
+@defect("analysis.shapley", "test_gap_analysis.py", "TestShares")
+def every_occasion_counts_alike(shapley: Any) -> None:
+    """Shapley's weights are those of a plain mean over the sets."""
+
+    def evenly(original: Any) -> Any:
+        def occasions(player: Any, players: Any) -> Any:
+            found = list(original(player, players))
+            return [(before, 1 / len(found)) for before, _ in found]
+
+        return occasions
+
+    wrap(shapley, "occasions", evenly)
+
+
+@defect("analysis.gap", "test_gap_analysis.py", "tenth_of_a_nat or no_gap")
+def shares_of_any_gap(gap: Any) -> None:
+    """A share is given however small the distance."""
+    constant(gap, "SMALLEST_GAP", lambda least: -1e9)
+
+
+@defect("analysis.gap_scores", "test_gap_analysis.py", "TestWhatMayBePublished")
+def any_rate_is_published(scores: Any) -> None:
+    """An arm counts at the rate it has, whether it was swept or not."""
+    with_result(scores, "published_rate", lambda found: (found[0], ""))
+
+
+@defect("analysis.gap_scores", "test_gap_analysis.py", "other_settings or other_tokens")
+def arms_of_other_settings_are_compared(scores: Any) -> None:
+    """Models that were trained or scored otherwise stand in one chain."""
+    wrap(scores.Run, "conditions", lambda original: lambda run: "")
+
+
+@defect("intervals", "test_gap_analysis.py", "TestFieller")
+def fieller_without_the_denominators_noise(intervals: Any) -> None:
+    """The interval of a share treats the whole distance as known."""
+
+    def plain(original: Any) -> Any:
+        def interval(numerator: Any, denominator: Any, confidence: float = 0.95) -> Any:
+            mean = sum(denominator) / len(denominator)
+            low, high = intervals.seed_interval(numerator, confidence)
+            return low / mean, high / mean
+
+        return interval
+
+    wrap(intervals, "fieller_interval", plain)
