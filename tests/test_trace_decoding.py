@@ -115,6 +115,31 @@ def test_the_baseline_sees_the_other_tokens_as_counts_alone() -> None:
     torch.testing.assert_close(found[0, 0], by_hand)
 
 
+def test_a_reader_adds_to_what_it_is_given() -> None:
+    """Two parts of a token, one known beforehand and one in the vector: together they tell it all."""
+    generator = torch.Generator().manual_seed(0)
+    targets = torch.randint(0, 8, (6_000,), generator=generator)
+    embedding = torch.randn(8, 4, generator=generator)
+    features = F.one_hot(targets % 4, 4).float() + 0.05 * torch.randn(6_000, 4, generator=generator)
+    known = torch.where(torch.arange(8) // 4 == (targets // 4)[:, None], 0.0, -20.0).log_softmax(-1)
+    fitting = Fitting(epochs=4, batch=100, hidden=16, lr=2e-2)
+    alone, given = (
+        fit_vectors(features, targets, embedding, torch.ones(8), "linear", fitting, generator, prior)
+        for prior in (lambda at: None, lambda at: known[at])
+    )
+    with torch.no_grad():
+        assert float(F.cross_entropy(alone(features), targets)) == pytest.approx(math.log(2), abs=0.05)
+        assert float(F.cross_entropy(given(features, known), targets)) < 0.05
+
+
+def test_a_prior_is_that_of_the_target() -> None:
+    log_probs = torch.arange(2 * 6 * 3.0).view(2, 6, 3)
+    found = trace_decoding.prior_at(log_probs, 2, "topic")(torch.tensor([0, 2, 3, 5]))
+    assert found is not None
+    assert torch.equal(found, log_probs[[0, 0, 1, 1], [1, 3, 1, 3]])  # t = 3, 5, 3, 5
+    assert trace_decoding.prior_at(log_probs, 2, "nothing")(torch.tensor([0])) is None
+
+
 def test_lags_are_counted_from_the_second_half() -> None:
     ids = torch.arange(16)[None]
     for lag in (0, 1, 8):
@@ -162,27 +187,36 @@ def test_attention_keeps_keys_and_values() -> None:
     assert set(held) == {("keys", 0), ("hidden", 1), ("hidden", 2)}
 
 
-def test_tokens_are_decoded_from_a_trained_model(tmp_path: Path) -> None:
+def test_tokens_are_decoded_from_a_trained_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    some = ("slow", "sequence")
+    monkeypatch.setattr(
+        trace_decoding, "hold", lambda *args: {name: v for name, v in hold(*args).items() if name[0] in some}
+    )
     data = tmp_path / "text.txt"
     rng = np.random.default_rng(0)
     data.write_text("\n".join(" ".join(rng.choice(["cat", "dog", "sat", "ran", "on", "mat"], 9)) for _ in range(300)))
     factors = {**asdict(Arm("ema")), "size": "toy", "lr": 3e-3}
     settings = {**trace_decoding.EXPERIMENT.settings, "validation": str(data), "windows": 16}
     settings |= {"vocab_size": 300, "tokens": 8 * 8 * 4, "sequences": 8, "length": 8, "warmup": 1}
-    settings |= {"reader": {"windows": 120, "topic_windows": 120, "epochs": 2, "batch": 60, "hidden": 8}}
+    settings |= {
+        "reader": {"windows": 120, "topic_windows": 120, "scored_windows": 16, "epochs": 2, "batch": 60, "hidden": 8}
+    }
     resolved = trace_decoding.EXPERIMENT.resolve_settings(Point(factors, 0), settings)
     rows = trace_decoding.measure(Context(seed=0, data=str(data), settings=resolved), **factors)
     cells = [json.dumps(row.factors, sort_keys=True) for row in rows]
     assert len(cells) == len(set(cells))
     assert not {name for row in rows for name in row.factors} & set(factors)
-    by = {tuple(row.factors.get(n) for n in ("representation", "reader", "number_format", "lag")): row for row in rows}
-    found = by["sequence", "linear", "float32", 4].metrics
-    topic, unigram = (by[None, reader, None, 4].metrics for reader in ("topic", "unigram"))
+    names = ("representation", "reader", "number_format", "given", "lag")
+    by = {tuple(row.factors.get(n) for n in names): row for row in rows}
+    found = by["sequence", "linear", "float32", "nothing", 4].metrics
+    topic, unigram = (by[None, reader, None, None, 4].metrics for reader in ("topic", "unigram"))
     assert (found["accuracy"].value or 0) > 2 * (unigram["accuracy"].value or 0) > 0
     assert found["gain_nats"].value == pytest.approx((topic["nats"].value or 0) - (found["nats"].value or 0), abs=1e-4)
     assert {row.factors["kept"] for row in rows if "kept" in row.factors} == {"one vector", "sequence"}
     assert all("number_format" in row.factors for row in rows if "representation" in row.factors)
-    assert ("sequence", "gaussian", "bfloat16", 4) in by
+    assert ("sequence", "gaussian", "bfloat16", None, 4) in by
+    for kind in ("linear", "mlp"):  # starting from what the topic says, little can be lost
+        assert (by["slow", kind, "float32", "topic", 4].metrics["gain_nats"].value or 0) > -0.05
     selectors = [s for claim in load_claims() for s in claim.selectors if s.experiment == "trace_decoding"]
     assert {s.metric for s in selectors} == {"accuracy", "decay_r2"}
     for selector in selectors:  # what the ledger looks for, at a lag that a toy has

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 Kind = Literal["linear", "mlp"]
+Prior = Callable[[Tensor], Tensor | None]
 POSITIONS_AT_ONCE = 64  # of each window, for the baseline
 ROWS_AT_ONCE = 2**16
 SMALLEST_VARIANCE = 1e-14  # of a direction, over the largest: about what float32 resolves
@@ -31,7 +32,10 @@ class Fitting:
 
 
 class VectorReader(nn.Module):
-    """logits = E b(x) + bias: b is a linear map or has one hidden layer, and E starts as the model's embedding."""
+    """logits = E b(x) + prior: b is a linear map or has one hidden layer, and E starts as the model's embedding.
+
+    The prior starts as the shares of the tokens and is fitted, too; or it is given, for each vector another.
+    """
 
     def __init__(self, n_features: int, embedding: Tensor, counts: Tensor, kind: Kind, hidden: int) -> None:
         super().__init__()
@@ -39,9 +43,9 @@ class VectorReader(nn.Module):
         self.head = head(embedding, counts)
         self.to(embedding.device)
 
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.head(self.body(x))
-        return out
+    def forward(self, x: Tensor, prior: Tensor | None = None) -> Tensor:
+        read = self.body(x)
+        return self.head(read) if prior is None else F.linear(read, self.head.weight) + prior
 
 
 class TopicReader(nn.Module):
@@ -143,13 +147,14 @@ def fit_vectors(
     kind: Kind,
     fitting: Fitting,
     generator: torch.Generator,
+    prior: Prior = lambda chosen: None,
 ) -> VectorReader:
-    """A reader of features [N, F] with targets [N]."""
+    """A reader of features [N, F] with targets [N]; `prior` gives the log-probabilities that some start from."""
     reader = VectorReader(features.shape[1], embedding, counts, kind, fitting.hidden)
 
     def loss(chosen: Tensor) -> Tensor:
         at = chosen.to(features.device)
-        return F.cross_entropy(reader(features[at]), targets[at])
+        return F.cross_entropy(reader(features[at], prior(at)), targets[at])
 
     fit(reader, loss, len(targets), fitting, generator)
     return reader

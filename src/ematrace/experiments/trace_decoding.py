@@ -11,8 +11,9 @@
 
 `number_format` is that of the vectors as they are read; they were computed in float32. Readers are trained on the
 training text and scored on the validation text. The gain is in nats, over a baseline that sees the counts of the
-window's other tokens: it knows the topic, but not what stands where. Beside them is what linear-Gaussian inputs would
-allow (`ematrace.experiments.trace_information`).
+window's other tokens: it knows the topic, but not what stands where. `given` says what a reader starts from: `nothing`
+but the vector, or `topic`, what that baseline says, so that the gain is what the vector adds to it. Beside them is what
+linear-Gaussian inputs would allow (`ematrace.experiments.trace_information`).
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ from ematrace.experiments.gap_task import (
     training_text,
 )
 from ematrace.experiments.recall import Ids
-from ematrace.experiments.token_readers import Fitting, Kind, TopicReader, fit_topic, fit_vectors, whitened
+from ematrace.experiments.token_readers import Fitting, Kind, Prior, TopicReader, fit_topic, fit_vectors, whitened
 from ematrace.experiments.trace_information import pair_information, vector_information
 from ematrace.mixers.ema import ALPHAS
 from ematrace.results import Metric, Row
@@ -52,9 +53,9 @@ from ematrace.train import load_model
 
 FORMATS: Mapping[str, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 ROUNDED = ("slow", "traces", "sequence")  # also read in bfloat16
-READERS: Mapping[str, Mapping[str, int]] = {  # windows of the training text that readers are fitted to, and how
-    "toy": {"windows": 64, "topic_windows": 64, "epochs": 1, "batch": 512, "hidden": 32},
-    "2m": {"windows": 2048, "topic_windows": 8192, "epochs": 8, "batch": 4096, "hidden": 512},
+READERS: Mapping[str, Mapping[str, int]] = {  # windows that readers are fitted to and scored on, and how
+    "toy": {"windows": 64, "topic_windows": 64, "scored_windows": 32, "epochs": 1, "batch": 512, "hidden": 32},
+    "2m": {"windows": 2048, "topic_windows": 8192, "scored_windows": 512, "epochs": 8, "batch": 4096, "hidden": 512},
 }
 DECAY_UNTIL = 64  # lags of C44
 TRAINING = 0.3  # share of the time
@@ -106,6 +107,7 @@ def measure(ctx: Context, *, size: str, lr: float, **factors: Any) -> list[Row]:
     chosen = np.random.default_rng(ctx.seed).permutation(n)[: settings["reader"]["topic_windows"]]
     fitted = np.stack([text.window(int(i), length) for i in chosen])
     scored = text_to_score(ctx, settings["validation"], trained.tokenizer).windows
+    scored = scored[:: math.ceil(len(scored) / settings["reader"]["scored_windows"])]
     counts = torch.from_numpy(text.counts()).to(model.device)
     return Decoding(ctx, model, counts).rows(fitted, scored)
 
@@ -128,27 +130,32 @@ class Decoding:
     def rows(self, fitted: Ids, scored: Ids) -> list[Row]:
         """Positions t are those of the second half of a window, so that all lags have the same."""
         ids = [torch.from_numpy(windows[:, :-1]).to(self.model.device) for windows in (fitted, scored)]
-        topic = score_topic(fit_topic(ids[0], self.embedding, self.counts, self.fitting, self.generator), ids[1])
+        baseline = fit_topic(ids[0], self.embedding, self.counts, self.fitting, self.generator)
         ids[0] = ids[0][: self.ctx.settings["reader"]["windows"]]
+        priors = [topic_log_probs(baseline, each) for each in ids]
+        topic = score_topic(priors[1], ids[1])
         held = [hold(self.model, each) for each in ids]
         half = ids[0].shape[1] // 2
         lags = [2**i for i in range(int(math.log2(half)) + 1)]
         rows = list(baseline_rows(topic, ids[1], lags, self.counts))
         todo = [
-            (name, kind, number_format)
+            (name, number_format, given, kind)
             for name in held[0]
             for number_format in (FORMATS if name[0] in ROUNDED else ["float32"])
+            for given in (("nothing", "topic") if number_format == "float32" else ("nothing",))
             for kind in get_args(Kind)
         ]
-        for done, ((representation, block), kind, number_format) in enumerate(todo, start=1):
+        for done, ((representation, block), number_format, given, kind) in enumerate(todo, start=1):
             of: dict[str, Factor] = {"representation": representation, "kept": kept_as(representation)}
-            of |= {"number_format": number_format, "reader": kind, **({"after_block": block} if block else {})}
+            of |= {"number_format": number_format, "given": given, "reader": kind}
+            of |= {"after_block": block} if block else {}
             vectors = [each[representation, block].to(FORMATS[number_format]).float() for each in held]
             gains: dict[int, Metric] = {}
             for lag in lags:
                 where = lag if kept_as(representation) == "sequence" else 0
                 read = [at_lag(each, where).flatten(0, 1) for each in vectors]
-                found = self.decode(read, [at_lag(each, lag).flatten() for each in ids], kind)
+                targets = [at_lag(each, lag).flatten() for each in ids]
+                found = self.decode(read, targets, kind, [prior_at(p, lag, given) for p in priors])
                 metrics = found.metrics(at_lag(topic.nats, lag).flatten())
                 gains[lag] = metrics["gain_nats"]
                 rows.append(Row({**of, "lag": lag}, metrics))
@@ -156,15 +163,25 @@ class Decoding:
             self.ctx.progress(TRAINING + (1 - TRAINING) * done / len(todo))
         return rows + list(gaussian_rows(held[0], lags, self.embedding.shape[1]))
 
-    def decode(self, vectors: Sequence[Tensor], targets: Sequence[Tensor], kind: Kind) -> Scores:
+    def decode(
+        self, vectors: Sequence[Tensor], targets: Sequence[Tensor], kind: Kind, priors: Sequence[Prior]
+    ) -> Scores:
         """Fit a reader on the first vectors and targets, score it on the second."""
         read = whitened(*vectors)
-        reader = fit_vectors(read[0], targets[0], self.embedding, self.counts, kind, self.fitting, self.generator)
-        found = []
+        reader = fit_vectors(
+            read[0], targets[0], self.embedding, self.counts, kind, self.fitting, self.generator, priors[0]
+        )
+        parts = torch.arange(len(targets[1]), device=targets[1].device).split(SCORED_AT_ONCE)
         with torch.no_grad():
-            for x, y in zip(read[1].split(SCORED_AT_ONCE), targets[1].split(SCORED_AT_ONCE), strict=True):
-                found.append(scores(reader(x), y))
+            found = [scores(reader(read[1][at], priors[1](at)), targets[1][at]) for at in parts]
         return Scores(torch.cat([s.nats for s in found]), torch.cat([s.right for s in found]))
+
+
+def prior_at(log_probs: Tensor, lag: int, given: str) -> Prior:
+    """Of log-probabilities [N, T, entries], those for the tokens `lag` before the steps of the second half."""
+    of_lag = at_lag(log_probs, lag)
+    n = of_lag.shape[1]
+    return (lambda at: of_lag[at // n, at % n].float()) if given == "topic" else (lambda at: None)
 
 
 def kept_as(representation: str) -> str:
@@ -208,12 +225,17 @@ def _hold(model: Any, ids: Tensor) -> dict[tuple[str, int], Tensor]:
 
 
 @torch.no_grad()
-def score_topic(reader: TopicReader, ids: Tensor) -> Scores:
-    """The baseline at every position of windows [N, T]."""
-    found = []
-    for part in ids.split(1):
-        positions = torch.arange(ids.shape[1], device=ids.device)[None]
-        found.append(scores(reader(part, positions)[0], part[0]))
+def topic_log_probs(reader: TopicReader, ids: Tensor) -> Tensor:
+    """What the baseline says of every position of windows [N, T]: [N, T, entries], in float16 to fit in memory."""
+    positions = torch.arange(ids.shape[1], device=ids.device)[None]
+    found = torch.empty(*ids.shape, len(reader.head.bias), dtype=torch.float16, device=ids.device)
+    for i, window in enumerate(ids):
+        found[i] = reader(window[None], positions)[0].log_softmax(-1)
+    return found
+
+
+def score_topic(log_probs: Tensor, ids: Tensor) -> Scores:
+    found = [scores(each.float(), targets) for each, targets in zip(log_probs, ids, strict=True)]
     return Scores(torch.stack([s.nats for s in found]), torch.stack([s.right for s in found]))
 
 

@@ -115,8 +115,8 @@ SECTIONS = (
         "trace-tokens",
         "What the trace keeps of tokens, in trained language models",
         "The token k steps back, read from traces, from their sequence, and from a transformer's states, by readers "
-        "trained for it. The baseline knows the window's other tokens, but not their places. Each row says whether it "
-        "reads one vector or a sequence, and in which number format.",
+        "trained for it, alone or added to a baseline that knows the window's other tokens, but not their places. Each "
+        "row says whether it reads one vector or a sequence, and in which number format.",
         ("trace_decoding",),
         trace_tokens.decoded_tokens,
         about("trace_decoding"),
@@ -124,8 +124,8 @@ SECTIONS = (
     Section(
         "distances",
         "Distances",
-        "Distortion of pairwise distances by the random projection alone and after the top-k: of words and of states of "
-        "L0, which W_ff of L0 and L1 read, and of contexts, which none reads; beside the ε that the "
+        "Distortion of pairwise distances by the random projection alone and after the top-k: of words and of "
+        "states of L0, which W_ff of L0 and L1 read, and of contexts, which none reads; beside the ε that the "
         "Johnson-Lindenstrauss lemma gives for this many points and dimensions.",
         ("distances",),
         content.distances,
@@ -142,8 +142,8 @@ SECTIONS = (
     Section(
         "shortcuts",
         "Shortcuts",
-        "Does the BiGRU read the word or its context? Content words with one of the two hidden, or the word exchanged: a "
-        "shortcut from words to roles survives another word of the class, not a new one or one of another class.",
+        "Does the BiGRU read the word or its context? Content words with one of the two hidden, or the word exchanged: "
+        "a shortcut from words to roles survives another word of the class, not a new one or one of another class.",
         ("shortcuts",),
         roles.shortcuts,
         about("shortcuts"),

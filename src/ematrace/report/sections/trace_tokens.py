@@ -19,6 +19,7 @@ REPRESENTATIONS = {
     "keys": "keys and values, sequence",
 }
 READERS = {"linear": "linear", "mlp": "hidden layer"}
+GIVEN = {"nothing": "", "topic": ", added to the other tokens"}
 BASELINES: Mapping[str, str] = {"topic": "the window's other tokens as counts", "unigram": "commonest token"}
 
 
@@ -59,9 +60,10 @@ def _readers(data: ReportData, of: Factors) -> Iterator[Header]:
     held: dict[str, Factors] = {label: {"representation": name} for name, label in REPRESENTATIONS.items()}
     for label, where in {**held, **hidden}.items():
         for number_format in ("float32", "bfloat16"):
-            for reader, reader_name in READERS.items():
-                factors = {**of, **where, "number_format": number_format, "reader": reader}
-                yield Header(f"{label}, {number_format}, {reader_name}", EXPERIMENT, where=factors)
+            for given, note in GIVEN.items():
+                for reader, reader_name in READERS.items():
+                    factors = {**of, **where, "number_format": number_format, "given": given, "reader": reader}
+                    yield Header(f"{label}, {number_format}, {reader_name}{note}", EXPERIMENT, where=factors)
 
 
 def _bound(of: Factors) -> Iterator[Header]:
