@@ -199,7 +199,7 @@ def test_tokens_are_decoded_from_a_trained_model(tmp_path: Path, monkeypatch: py
     settings = {**trace_decoding.EXPERIMENT.settings, "validation": str(data), "windows": 16}
     settings |= {"vocab_size": 300, "tokens": 8 * 8 * 4, "sequences": 8, "length": 8, "warmup": 1}
     settings |= {
-        "reader": {"windows": 120, "topic_windows": 120, "scored_windows": 16, "epochs": 2, "batch": 60, "hidden": 8}
+        "reader": {"windows": 100, "topic_windows": 100, "scored_windows": 16, "epochs": 2, "batch": 60, "hidden": 8}
     }
     resolved = trace_decoding.EXPERIMENT.resolve_settings(Point(factors, 0), settings)
     rows = trace_decoding.measure(Context(seed=0, data=str(data), settings=resolved), **factors)

@@ -55,7 +55,7 @@ FORMATS: Mapping[str, torch.dtype] = {"float32": torch.float32, "bfloat16": torc
 ROUNDED = ("slow", "traces", "sequence")  # also read in bfloat16
 READERS: Mapping[str, Mapping[str, int]] = {  # windows that readers are fitted to and scored on, and how
     "toy": {"windows": 64, "topic_windows": 64, "scored_windows": 32, "epochs": 1, "batch": 512, "hidden": 32},
-    "2m": {"windows": 2048, "topic_windows": 8192, "scored_windows": 512, "epochs": 8, "batch": 4096, "hidden": 512},
+    "2m": {"windows": 2048, "topic_windows": 8192, "scored_windows": 512, "epochs": 5, "batch": 4096, "hidden": 512},
 }
 DECAY_UNTIL = 64  # lags of C44
 TRAINING = 0.3  # share of the time
@@ -104,76 +104,83 @@ def measure(ctx: Context, *, size: str, lr: float, **factors: Any) -> list[Row]:
     split: Literal["train", "all"] = "train" if settings["validation"] is None else "all"
     text = training_text(str(ctx.data), split, str(trained.tokenizer))
     n, length = text.n_windows(settings["length"]), settings["length"]
-    chosen = np.random.default_rng(ctx.seed).permutation(n)[: settings["reader"]["topic_windows"]]
+    windows = settings["reader"]["windows"]
+    chosen = np.random.default_rng(ctx.seed).permutation(n)[: windows + settings["reader"]["topic_windows"]]
     fitted = np.stack([text.window(int(i), length) for i in chosen])
     scored = text_to_score(ctx, settings["validation"], trained.tokenizer).windows
     scored = scored[:: math.ceil(len(scored) / settings["reader"]["scored_windows"])]
     counts = torch.from_numpy(text.counts()).to(model.device)
-    return Decoding(ctx, model, counts).rows(fitted, scored)
+    of_topic, of_readers = (
+        fitted[windows:],
+        fitted[:windows],
+    )  # a reader is given no topic that was fitted to its windows
+    return Decoding(ctx, model, counts, of_topic, of_readers, scored).rows()
 
 
-@dataclass
 class Decoding:
-    """Reads windows [N, T+1] with a trained model, and decodes tokens from what it holds."""
+    """Reads windows [N, T+1] with a trained model, and decodes tokens from what it holds.
 
-    ctx: Context
-    model: Any
-    counts: Tensor
-    """Of tokens in the training text."""
+    of_topic, of_readers   windows of the training text that the baseline and the readers are fitted to
+    scored                 windows of the validation text
+    Positions t are those of the second half of a window, so that all lags have the same.
+    """
 
-    def __post_init__(self) -> None:
-        reader = self.ctx.settings["reader"]
+    def __init__(self, ctx: Context, model: Any, counts: Tensor, of_topic: Ids, of_readers: Ids, scored: Ids) -> None:
+        reader = ctx.settings["reader"]
+        self.ctx, self.counts = ctx, counts  # of the tokens in the training text
         self.fitting = Fitting(**{name: reader[name] for name in ("epochs", "batch", "hidden")})
-        self.embedding = self.model.get_input_embeddings().weight.detach()
-        self.generator = torch.Generator().manual_seed(self.ctx.seed)
+        self.embedding = model.get_input_embeddings().weight.detach()
+        self.generator = torch.Generator().manual_seed(ctx.seed)
+        first, *self.ids = (torch.from_numpy(w[:, :-1]).to(model.device) for w in (of_topic, of_readers, scored))
+        baseline = fit_topic(first, self.embedding, counts, self.fitting, self.generator)
+        self.priors = [topic_log_probs(baseline, each) for each in self.ids]
+        self.topic = score_topic(self.priors[1], self.ids[1])
+        self.held = [hold(model, each) for each in self.ids]
+        self.lags = [2**i for i in range(int(math.log2(self.ids[0].shape[1] // 2)) + 1)]
 
-    def rows(self, fitted: Ids, scored: Ids) -> list[Row]:
-        """Positions t are those of the second half of a window, so that all lags have the same."""
-        ids = [torch.from_numpy(windows[:, :-1]).to(self.model.device) for windows in (fitted, scored)]
-        baseline = fit_topic(ids[0], self.embedding, self.counts, self.fitting, self.generator)
-        ids[0] = ids[0][: self.ctx.settings["reader"]["windows"]]
-        priors = [topic_log_probs(baseline, each) for each in ids]
-        topic = score_topic(priors[1], ids[1])
-        held = [hold(self.model, each) for each in ids]
-        half = ids[0].shape[1] // 2
-        lags = [2**i for i in range(int(math.log2(half)) + 1)]
-        rows = list(baseline_rows(topic, ids[1], lags, self.counts))
+    def rows(self) -> list[Row]:
+        rows = list(baseline_rows(self.topic, self.ids[1], self.lags, self.counts))
         todo = [
             (name, number_format, given, kind)
-            for name in held[0]
+            for name in self.held[0]
             for number_format in (FORMATS if name[0] in ROUNDED else ["float32"])
-            for given in (("nothing", "topic") if number_format == "float32" else ("nothing",))
+            for given in ("nothing", "topic")
             for kind in get_args(Kind)
+            if given == "nothing" or (number_format == "float32" and kept_as(name[0]) != "sequence")
         ]
-        for done, ((representation, block), number_format, given, kind) in enumerate(todo, start=1):
-            of: dict[str, Factor] = {"representation": representation, "kept": kept_as(representation)}
-            of |= {"number_format": number_format, "given": given, "reader": kind}
-            of |= {"after_block": block} if block else {}
-            vectors = [each[representation, block].to(FORMATS[number_format]).float() for each in held]
-            gains: dict[int, Metric] = {}
-            for lag in lags:
-                where = lag if kept_as(representation) == "sequence" else 0
-                read = [at_lag(each, where).flatten(0, 1) for each in vectors]
-                targets = [at_lag(each, lag).flatten() for each in ids]
-                found = self.decode(read, targets, kind, [prior_at(p, lag, given) for p in priors])
-                metrics = found.metrics(at_lag(topic.nats, lag).flatten())
-                gains[lag] = metrics["gain_nats"]
-                rows.append(Row({**of, "lag": lag}, metrics))
-            rows.append(Row(of, decay(gains)))
+        for done, point in enumerate(todo, start=1):
+            rows += self.read(*point)
             self.ctx.progress(TRAINING + (1 - TRAINING) * done / len(todo))
-        return rows + list(gaussian_rows(held[0], lags, self.embedding.shape[1]))
+        return rows + list(gaussian_rows(self.held[0], self.lags, self.embedding.shape[1]))
+
+    def read(self, name: tuple[str, int], number_format: str, given: str, kind: Kind) -> list[Row]:
+        """All lags."""
+        representation, block = name
+        of: dict[str, Factor] = {"representation": representation, "kept": kept_as(representation)}
+        of |= {"number_format": number_format, "given": given, "reader": kind}
+        of |= {"after_block": block} if block else {}
+        held = [each[name].to(FORMATS[number_format]).float() for each in self.held]
+        vectors = whitened(*(at_lag(each, 0).flatten(0, 1) for each in held))
+        rows: list[Row] = []
+        for lag in self.lags:
+            if kept_as(representation) == "sequence":
+                vectors = whitened(*(at_lag(each, lag).flatten(0, 1) for each in held))
+            targets = [at_lag(each, lag).flatten() for each in self.ids]
+            found = self.decode(vectors, targets, kind, [prior_at(p, lag, given) for p in self.priors])
+            rows.append(Row({**of, "lag": lag}, found.metrics(at_lag(self.topic.nats, lag).flatten())))
+        gains = {lag: row.metrics["gain_nats"] for lag, row in zip(self.lags, rows, strict=True)}
+        return [*rows, Row(of, decay(gains))]
 
     def decode(
         self, vectors: Sequence[Tensor], targets: Sequence[Tensor], kind: Kind, priors: Sequence[Prior]
     ) -> Scores:
         """Fit a reader on the first vectors and targets, score it on the second."""
-        read = whitened(*vectors)
         reader = fit_vectors(
-            read[0], targets[0], self.embedding, self.counts, kind, self.fitting, self.generator, priors[0]
+            vectors[0], targets[0], self.embedding, self.counts, kind, self.fitting, self.generator, priors[0]
         )
         parts = torch.arange(len(targets[1]), device=targets[1].device).split(SCORED_AT_ONCE)
         with torch.no_grad():
-            found = [scores(reader(read[1][at], priors[1](at)), targets[1][at]) for at in parts]
+            found = [scores(reader(vectors[1][at], priors[1](at)), targets[1][at]) for at in parts]
         return Scores(torch.cat([s.nats for s in found]), torch.cat([s.right for s in found]))
 
 
@@ -290,5 +297,5 @@ EXPERIMENT = Experiment(
     seeds=3,
     settings={**SETTINGS, "reader": None},  # that of the size
     derived=budget,
-    seconds=400,
+    seconds=350,
 )
