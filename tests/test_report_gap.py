@@ -5,14 +5,18 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from html import unescape
+from io import StringIO
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
+from cells_support import make_table
 from ematrace.analysis.gap_design import ATTENTION, CHAIN, CHANGES, EMA, ArmFactors
 from ematrace.report.charts import Box, Fall, Mark, RowChart, waterfall_chart
 from ematrace.report.data import ReportData
 from ematrace.report.findings import gap_finding
+from ematrace.report.gap_terminal import chain_view
 from ematrace.report.page import render_report
 from ematrace.report.sections.gap import gap_parts
 from ematrace.results import CellFile, Store, write_file
@@ -156,3 +160,22 @@ class TestSection:
 
     def test_the_trend_has_tokens_per_parameter(self, section: str) -> None:
         assert "1.9M, 117M, 8,192 61.8" in section
+
+
+class TestTerminal:
+    def view(self, *local: CellFile) -> str:
+        written = StringIO()
+        found = chain_view(make_table(*files(), local=local))
+        Console(width=100, file=written).print("" if found is None else found)
+        return written.getvalue()
+
+    def test_what_was_just_measured_is_shown_and_toys_are_called_that(self) -> None:
+        text = self.view(*files((*CHAIN, ATTENTION), size="toy"))
+        assert "no verdict rests on them" in text
+        assert "TOY: nats per token on held-out text, 3 seeds" in text
+        whole = 0.8 * (nats_of(CHAIN[0]) - nats_of(CHAIN[-1])) + 0.2 * (recall_of(CHAIN[0]) - recall_of(CHAIN[-1]))
+        assert re.search(rf"the whole distance\s+−{str(round(whole, 2))[1:]}", text)
+        assert "EMA instead of attention (rope), both dense: +" in text
+
+    def test_recorded_cells_alone_are_not_this_machines(self) -> None:
+        assert self.view().strip() == ""

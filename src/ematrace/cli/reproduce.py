@@ -102,10 +102,13 @@ def run_units(plan: Plan, command: Reproduce, console: Console, error_console: C
 def show_verdicts(plan: Plan, command: Reproduce, claims: Claims, console: Console) -> None:
     """Of the claims that were asked for, a card each; of the experiments, the claims that they bear on."""
     from ematrace.ledger import build_ledger
+    from ematrace.report.gap_terminal import chain_view
     from ematrace.report.terminal import claims_table, ledger_overview
     from ematrace.results import Table
 
     cells = Table(Store.open(local=command.out).load())
+    if any(unit.experiment in SHOWN for unit in plan.units) and (view := chain_view(cells)) is not None:
+        console.print("", view, sep="\n", highlight=False)
     rows = build_ledger(cells, claims)
     if not command.names:
         console.print("", ledger_overview(rows, claims), sep="\n")
