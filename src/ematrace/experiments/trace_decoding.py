@@ -110,11 +110,8 @@ def measure(ctx: Context, *, size: str, lr: float, **factors: Any) -> list[Row]:
     scored = text_to_score(ctx, settings["validation"], trained.tokenizer).windows
     scored = scored[:: math.ceil(len(scored) / settings["reader"]["scored_windows"])]
     counts = torch.from_numpy(text.counts()).to(model.device)
-    of_topic, of_readers = (
-        fitted[windows:],
-        fitted[:windows],
-    )  # a reader is given no topic that was fitted to its windows
-    return Decoding(ctx, model, counts, of_topic, of_readers, scored).rows()
+    # What a reader is given of the topic was not fitted to its windows.
+    return Decoding(ctx, model, counts, fitted[windows:], fitted[:windows], scored).rows()
 
 
 class Decoding:
