@@ -17,7 +17,7 @@ from sklearn.random_projection import johnson_lindenstrauss_min_dim
 from threadpoolctl import threadpool_limits
 
 from cells_support import make_file, make_table
-from ematrace.experiments import EXPERIMENTS, Context, Metric, Point, choices, lag_decoding, supervised
+from ematrace.experiments import EXPERIMENTS, Context, Metric, Point, choices, lag_decoding
 from ematrace.experiments.base import merged
 from ematrace.experiments.controls import majority
 from ematrace.experiments.distances import jl_epsilon, sparse_code
@@ -383,7 +383,6 @@ def test_predictions_do_not_depend_on_the_roles_of_test_sentences(task, monkeypa
     right = GrammarTask.right
     catch = caught_in(lambda predicted, owner, sentences: right(owner, predicted, sentences))
     monkeypatch.setattr(GrammarTask, "right", lambda owner, predicted, sentences: catch(predicted, owner, sentences))
-    monkeypatch.setattr(supervised, "score_roles", caught_in(supervised.score_roles))
     monkeypatch.setattr(lag_decoding, "score", caught_in(lag_decoding.score))
     monkeypatch.setattr(lag_decoding, "peeled", lambda *_: [])  # no labels are learned there
     rows = []

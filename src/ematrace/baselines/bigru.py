@@ -1,8 +1,8 @@
 """The supervised bidirectional GRU tagger (C07): what full labels reach on the grammar.
 
 The paper gives 256 hidden units, bidirectional, Adam at 1e-3, a cosine schedule over 150 epochs, gradient clip 1,
-dropout .1. It leaves open the embedding's width, the batch size, where dropout is applied (here: to the states, before
-the readout) and the embedding of words unseen in training (here: the argument `unseen`).
+dropout .1. It leaves open the embedding's width or whether there is one, the batch size, where dropout is applied
+(here: to the states, before the readout) and the embedding of words unseen in training (here: the argument `unseen`).
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, Self, get_args
+from typing import Literal, NamedTuple, Protocol, Self, get_args
 
 import numpy as np
 import torch
@@ -23,7 +23,7 @@ from ematrace.baselines.tokens import Ints, Tokens, tokenize
 
 __all__ = ["BiGRUSettings", "BiGRUTagger"]
 
-Unseen = Literal["untrained", "zero", "mean"]
+Unseen = Literal["untrained", "zero", "mean", "unk"]
 Show = Literal["context", "word"]
 Progress = Callable[[int, int, float], None]
 Sentences = Sequence[Sequence[str]]
@@ -43,6 +43,10 @@ class BiGRUSettings:
     """units per direction"""
     embedding: int = 64
     """width of the word embedding; not given by the paper"""
+    one_hot: bool = False
+    """words are one-hot, as SPCN has them, in place of an embedding"""
+    word_dropout: float = 0.0
+    """share of training words, drawn anew in every batch, that are replaced by one for unknown words"""
     epochs: int = 150
     lr: float = 1e-3
     """Adam's, at the start of the cosine"""
@@ -63,8 +67,9 @@ class BiGRUSettings:
         for name in ("lr", "clip"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} must be positive, got {getattr(self, name)}")
-        if not 0 <= self.dropout < 1:
-            raise ValueError(f"dropout must lie in [0, 1), got {self.dropout}")
+        for name in ("dropout", "word_dropout"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ValueError(f"{name} must lie in [0, 1), got {getattr(self, name)}")
 
 
 class EpochRecord(NamedTuple):
@@ -75,13 +80,27 @@ class EpochRecord(NamedTuple):
     """largest norm before clipping"""
 
 
+class Network(Protocol):
+    """What a tagger trains."""
+
+    embedding: nn.Embedding
+    readout: nn.Linear
+
+    def states(self, ids_TB: Tensor, embedding_VE: Tensor) -> Tensor: ...
+    def parameters(self) -> Iterator[nn.Parameter]: ...
+    def to(self, device: str) -> Self: ...
+
+
 class BiGRUNetwork(nn.Module):
     """word -> embedding -> bidirectional GRU -> dropout -> linear readout of roles."""
 
     def __init__(self, n_words: int, n_roles: int, settings: BiGRUSettings) -> None:
         super().__init__()
-        self.embedding = nn.Embedding(n_words, settings.embedding)
-        self.gru = nn.GRU(settings.embedding, settings.hidden, bidirectional=True)
+        if settings.one_hot:
+            self.embedding = nn.Embedding.from_pretrained(torch.eye(n_words), freeze=True)
+        else:
+            self.embedding = nn.Embedding(n_words, settings.embedding)
+        self.gru = nn.GRU(self.embedding.embedding_dim, settings.hidden, bidirectional=True)
         self.readout = nn.Linear(2 * settings.hidden, n_roles)
 
     def states(self, ids_TB: Tensor, embedding_VE: Tensor) -> Tensor:
@@ -163,8 +182,8 @@ class BiGRUTagger:
     def predict(self, sentences: Sentences, unseen: Unseen = "untrained") -> list[tuple[str, ...]]:
         """Roles of every word.
 
-        `unseen`: the embedding of words unseen in training: their row as initialised, zeros, or the mean of the rows
-        of seen words.
+        `unseen`: the embedding of words unseen in training: their row as initialised, zeros, the mean of the rows of
+        seen words, or the row of the unknown word, which only word dropout trains.
         """
         tokens = tokenize(sentences, self.vocabulary_)
         roles = self._predict(tokens, None, unseen)
@@ -198,16 +217,19 @@ class BiGRUTagger:
         return list(roles[own])
 
     def hidden_states(self, sentences: Sentences) -> NDArray[np.float32]:
-        """[n_tokens, 2 hidden] states of all tokens, forward half first."""
+        """[n_tokens, 2 hidden] states of all tokens, forward half first; [n_tokens, width] of a transformer."""
         tokens = tokenize(sentences, self.vocabulary_)
-        out = np.empty((len(tokens.ids), 2 * self.settings.hidden), dtype=np.float32)
+        out = np.empty((len(tokens.ids), self.network_.readout.in_features), dtype=np.float32)
         for rows, states in self._states(tokens):
             out[rows] = states.cpu().numpy()
         return out
 
     def _seeds(self) -> list[int]:
-        """Independent streams for initialisation, order and dropout."""
-        return [int(seed) for seed in np.random.SeedSequence(self.random_state).generate_state(3)]
+        """Independent streams for initialisation, order, dropout and dropout of words."""
+        return [int(seed) for seed in np.random.SeedSequence(self.random_state).generate_state(4)]
+
+    def _network(self, n_words: int, n_roles: int) -> Network:
+        return BiGRUNetwork(n_words, n_roles, self.settings)
 
     def _initialise(self, vocabulary: Sequence[str], roles: Sequence[str]) -> None:
         self.vocabulary_ = tuple(vocabulary)
@@ -216,19 +238,21 @@ class BiGRUTagger:
         self.history_: list[EpochRecord] = []
         with torch.random.fork_rng(devices=[]):  # torch's layers can only be initialised from the global generator
             torch.manual_seed(self._seeds()[0])
-            network = BiGRUNetwork(len(self.vocabulary_), len(self.roles_), self.settings)
+            unknown = 1 if self.settings.word_dropout else 0
+            network = self._network(len(self.vocabulary_) + unknown, len(self.roles_))
         self.network_ = network.to(self.settings.device)
 
     def _train(self, tokens: Tokens, targets: Ints, progress: Progress | None) -> None:
         s, network = self.settings, self.network_
-        _, order_seed, dropout_seed = self._seeds()
+        _, order_seed, dropout_seed, word_seed = self._seeds()
         order = torch.Generator().manual_seed(order_seed)
         dropout = torch.Generator(s.device).manual_seed(dropout_seed)
+        word_dropout = torch.Generator(s.device).manual_seed(word_seed)
         groups = [
             (torch.from_numpy(tokens.ids[rows]).to(s.device), torch.from_numpy(targets[rows]).to(s.device))
             for rows in tokens.by_length()
         ]
-        parameters = list(network.parameters())
+        parameters = [p for p in network.parameters() if p.requires_grad]
         # No weight decay: a word unseen in training has gradient 0 and keeps its initial row bit for bit.
         optimizer = torch.optim.Adam(parameters, lr=s.lr, fused=True)
         schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=max(s.epochs, 1))
@@ -237,6 +261,9 @@ class BiGRUTagger:
             norms: list[Tensor] = []
             for group, columns in _minibatches([ids.shape[1] for ids, _ in groups], s.batch_size, order):
                 ids_TB, roles_TB = (x[:, columns.to(s.device)] for x in groups[group])
+                if s.word_dropout:
+                    lost = torch.rand(ids_TB.shape, generator=word_dropout, device=s.device) < s.word_dropout
+                    ids_TB = ids_TB.masked_fill(lost, len(self.vocabulary_))
                 states = network.states(ids_TB, network.embedding.weight)
                 if s.dropout:
                     states = states * dropout_mask(states.shape, s.dropout, dropout)
@@ -254,17 +281,22 @@ class BiGRUTagger:
                 progress(epoch + 1, s.epochs, record.loss)
 
     def _embedding(self, unseen: Unseen) -> Tensor:
-        """[V + 1, E]: the rows of all words, and a row of zeros for masked words."""
+        """[V + 1 or 2, E]: the rows of all words, that of unknown words if there is one, and zeros for masked words."""
         if unseen not in get_args(Unseen):
             raise ValueError(f"unseen must be one of {', '.join(get_args(Unseen))}, got {unseen!r}")
         rows = self.network_.embedding.weight.detach().clone()
+        words = rows[: len(self.vocabulary_)]  # a view
         new = torch.from_numpy(~self.seen_).to(rows.device)
         if unseen == "zero":
-            rows[new] = 0.0
+            words[new] = 0.0
         elif unseen == "mean":
             if not self.seen_.any():
                 raise ValueError('unseen="mean" needs a trained network: no word has been seen')
-            rows[new] = rows[~new].mean(0)
+            words[new] = words[~new].mean(0)
+        elif unseen == "unk":
+            if not self.settings.word_dropout:
+                raise ValueError('unseen="unk" needs a network that was trained with word_dropout above 0')
+            words[new] = rows[len(self.vocabulary_)]
         return torch.cat([rows, rows.new_zeros(1, rows.shape[1])])
 
     @torch.no_grad()
@@ -273,7 +305,7 @@ class BiGRUTagger:
     ) -> Iterator[tuple[Ints, Tensor]]:
         """Batches of sentences of equal length: (token indices [T, B], their states [T, B, 2 hidden])."""
         embedding = self._embedding(unseen)
-        ids = tokens.ids if masked is None else np.where(masked, len(self.vocabulary_), tokens.ids)
+        ids = tokens.ids if masked is None else np.where(masked, len(embedding) - 1, tokens.ids)
         for group in tokens.by_length():
             for start in range(0, group.shape[1], _PREDICT_BATCH):
                 rows = group[:, start : start + _PREDICT_BATCH]

@@ -2,28 +2,35 @@
 
 from __future__ import annotations
 
-from typing import Any, get_args
+from typing import Any
 
-from ematrace.baselines.bigru import Unseen
+import numpy as np
+
+from ematrace.baselines.bigru import BiGRUTagger, Unseen
 from ematrace.experiments.base import Context
-from ematrace.experiments.grammar_task import Probed, grammar_experiment, grammar_task, words_of
+from ematrace.experiments.grammar_task import Codes, GrammarTask, grammar_experiment, grammar_task, words_of
 from ematrace.grammar import Sentence
-from ematrace.probes import Scores, score_roles
 from ematrace.results import Row
+
+UNSEEN: tuple[Unseen, ...] = ("untrained", "zero", "mean")  # codings that need no training of their own
 
 
 def measure(ctx: Context, **grammar: Any) -> list[Row]:
     task = grammar_task(ctx, **grammar)
-    tagger = task.bigru(ctx.progress)
+    return judge_tagger(task, task.bigru(ctx.progress), UNSEEN)
 
-    def right(sentences: list[Sentence], unseen: Unseen) -> Scores:
+
+def judge_tagger(task: GrammarTask, tagger: BiGRUTagger, codings: tuple[Unseen, ...]) -> list[Row]:
+    """Accuracies and roles under each coding of unseen words."""
+
+    def predict(sentences: list[Sentence], unseen: Unseen) -> Codes:
         predicted = tagger.predict(words_of(sentences), unseen=unseen)
-        return score_roles([r for roles in predicted for r in roles], [r for s in sentences for r in s.roles])
+        return np.array([task.roles.index(role) for roles in predicted for role in roles])
 
-    within = right(task.within, "untrained")  # no unseen word occurs there
+    within = predict(task.within, "untrained")  # no unseen word occurs there
     rows = []
-    for unseen in get_args(Unseen):
-        probed = Probed(within, right(task.transfer, unseen))
+    for unseen in codings:
+        probed = task.judge(within, predict(task.transfer, unseen))
         rows += [Row({"unseen": unseen}, task.accuracies(probed)), *task.by_role(probed, {"unseen": unseen})]
     return rows
 
