@@ -33,6 +33,9 @@ def run(arm: ArmFactors, seed: int, other: float, recall: float, size: str = "2m
         for text in ("validation", "wikitext2")
         for name, (nats, n) in slices.items()
     ]
+    rows.append(Row({"text": "validation", "distance": "1-16"}, {"recall_nats_by_distance": _mean(recall, RECALL)}))
+    counted = {"recall_nats_by_count": _mean(recall, RECALL), "other_nats_by_count": _mean(other, TOKENS - RECALL)}
+    rows.append(Row({"text": "validation", "pair_count": "10-99"}, counted))
     rows.append(Row({}, {"parameters": Metric(1_901_824.0), "selection_nats": Metric(whole)}))
     lr = changes.pop("lr", RATE)
     fields = {"experiment": "gap", "scale": "gpu", "settings": {"tokens": 117_440_512, "vocab_size": 8192}, **changes}

@@ -158,8 +158,22 @@ class TestSection:
         assert "is at the end of the grid" in text
         assert "true gradient of the top-k and all units, not 6%" in text
 
-    def test_the_trend_has_tokens_per_parameter(self, section: str) -> None:
+    def test_the_trend_has_tokens_per_parameter(self, section: str, tmp_path: Path) -> None:
         assert "1.9M, 117M, 8,192 61.8" in section
+        assert "Differences by tokens per parameter" not in section  # of one budget there is no trend
+        settings = {"tokens": 2**20, "vocab_size": 8192}
+        fewer = [
+            run(arm, seed, nats_of(arm), 3.0, experiment="gap_sizes", settings=settings)
+            for arm in (CHAIN[0], CHAIN[-1])
+            for seed in range(2)
+        ]
+        both = section_of(data_of(tmp_path / "sizes", *files(), *fewer))
+        assert "Differences by tokens per parameter" in both
+        assert "1.9M, 1M, 8,192 .551 +.6" in both
+
+    def test_ranges_of_distance_and_count(self, section: str) -> None:
+        assert "1-16 back" in section
+        assert section.count("10-99 times") == 2
 
 
 class TestTerminal:

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
 from statistics import fmean
 
 from markupsafe import Markup
 
-from ematrace.analysis.gap import CONTRASTS, DEFINITIONS, Chain, Ratio, RecallShare, Shares, build_trend
+from ematrace.analysis.gap import CONTRASTS, DEFINITIONS, Chain, Contrast, Ratio, RecallShare, Shares, build_trend
 from ematrace.analysis.gap_design import PLAYER_NAMES, SPLIT_NAMES, ArmFactors
-from ematrace.analysis.gap_scores import MAIN, SWEEP, sweeps
+from ematrace.analysis.gap_scores import EXPERIMENT, MAIN, SWEEP, sweeps
 from ematrace.analysis.second import MARGIN, agreements
+from ematrace.report.charts import Line, LineChart, Point, linear_axis, log_axis
 from ematrace.report.data import ReportData
 from ematrace.report.formatting import interval, number, over_seeds, plural
 from ematrace.report.gap import GapData, chain_chart, share_text, text_name, with_interval
 from ematrace.report.parts import Block, Content, DataTable, Fold, Paragraph, code, plain_table
+from ematrace.report.tables import Header, measure_table
 from ematrace.results import Sample
 
 DEFINITION_NAMES = {
@@ -37,6 +40,14 @@ ZOOLOGY: Mapping[str, Sequence[str]] = {
     "Hyena": ("–", "–", "–", "98.2%"),
     "RWKV": ("–", "–", "–", "100%"),
 }
+RANGES = {
+    "distance": {"recall_nats_by_distance": "tokens that repeat a pair, by distance to its last occurrence"},
+    "pair_count": {
+        "recall_nats_by_count": "tokens that repeat a pair, by the pair's count in the training text",
+        "other_nats_by_count": "all other tokens, by the pair's count in the training text",
+    },
+}
+UNITS = {"distance": "back", "pair_count": "times"}
 TOY_NOTE = (
     "These are toys: models of a few thousand parameters, trained for seconds, at a learning rate that was not swept. "
     "They show that the chain and the recall slice are computed. Nothing follows from their numbers, and no verdict "
@@ -52,7 +63,7 @@ def gap_parts(data: ReportData) -> Sequence[Content | None]:
         parts += [Block([chain_chart(chain, toy) for chain in gap.chains], "panels") if gap.chains else None]
         parts += [chain_table(chain) for chain in gap.chains]
         parts += [_closing(gap.chains), *_shares(gap), *_recall(gap), _arms(gap), *_slices(gap)]
-    return [*parts, trend_table(data), second_table(gap), *_rates(data)]
+    return [*parts, *trend(data), second_table(gap), *_rates(data)]
 
 
 def _notes(gap: GapData) -> Iterator[Content]:
@@ -68,9 +79,7 @@ def _notes(gap: GapData) -> Iterator[Content]:
             for arm, why in gap.absent
         ]
         summary = f"{plural(len(lines), 'arm')} not published, with the reason and the command"
-        yield Fold(summary, lines) if gap.scores.arms else Paragraph(f"{summary} below.")
-        if not gap.scores.arms:
-            yield Fold(summary, lines)
+        yield Fold(summary, lines)
     for line in gap.scores.dropped:
         yield Paragraph(f"Left out: {line}", "missing")
     for doubt in () if gap.scores.is_toy else gap.doubts:
@@ -199,6 +208,24 @@ def _slices(gap: GapData) -> Iterator[Content]:
     rows = [[arm.text, *(_slice(gap, arm, text, part) for part in parts)] for arm in scores.arms]
     table = plain_table(["arm", *shares], rows, f"Nats by slice on {text_name(text)}, with the share of tokens in it")
     yield Fold("Every arm by slice", [table])
+    yield Fold("Every arm by distance to the last occurrence, and by count in training", [*_ranges(gap, text)])
+
+
+def _ranges(gap: GapData, text: str) -> Iterator[Content]:
+    """Recall tokens by how far back the pair was seen, and all tokens by how often the training text has the pair."""
+    size = gap.scores.size
+    rows = [
+        Header(arm.text, EXPERIMENT, where={**asdict(arm), "size": size, "text": text, "lr": run.lr})
+        for arm, runs in gap.scores.arms.items()
+        for run in [next(iter(runs.values()))]
+    ]
+    for factor, metrics in RANGES.items():
+        for metric, label in metrics.items():
+            levels = [str(level) for level in gap.data.table.values_of(EXPERIMENT, factor, size=size)]
+            columns = [Header(f"{level} {UNITS[factor]}", metric=metric, where={factor: level}) for level in levels]
+            if (table := measure_table(gap.data, rows, columns, f"Nats on {label}")) is not None:
+                yield Paragraph(f"Nats on {label}, {text_name(text)}.")
+                yield table
 
 
 def _share(gap: GapData, text: str, part: str) -> float:
@@ -213,11 +240,33 @@ def _slice(gap: GapData, arm: ArmFactors, text: str, part: str) -> str:
     return number(float(gap.scores.nats(arm, text, part, seeds).mean()), 3)
 
 
-def trend_table(data: ReportData) -> Content | None:
+def trend(data: ReportData) -> Iterator[Content]:
     """Does the finding hold with other sizes, budgets and vocabularies?"""
     found = build_trend(data.table)
-    if not found:
-        return None
+    if len({one.tokens_per_parameter for one in found}) > 1:
+        yield trend_chart(found)
+    if found:
+        yield trend_table(found)
+
+
+def trend_chart(found: Sequence[Contrast]) -> LineChart:
+    """A line for each difference, through all sizes and budgets in the order of tokens per parameter."""
+    lines = [
+        Line(
+            name,
+            [Point(c.tokens_per_parameter, s.mean, over_seeds(s)) for c in found if (s := c.differences.get(name))],
+        )
+        for name in CONTRASTS
+    ]
+    shown = [line for line in lines if line.points]
+    ys = [y for line in shown for point in line.points for y in (point.y, *(point.ends or ()))]
+    xs = [point.x for line in shown for point in line.points]
+    x_axis = log_axis(min(xs) / 1.1, 1.1 * max(xs), number)
+    y_axis = linear_axis(min(0.0, *ys), 1.05 * max(ys))
+    return LineChart("Differences by tokens per parameter", shown, x_axis, y_axis, "tokens per parameter", "nats")
+
+
+def trend_table(found: Sequence[Contrast]) -> DataTable:
     heads = ["parameters, tokens, vocabulary", "tokens per parameter", *CONTRASTS, "seeds"]
     rows: list[list[Content]] = []
     for one in found:
