@@ -1,7 +1,8 @@
-"""Chooses the learning rate of each arm of the gap from the recorded sweeps, by the rule of docs/analysis-plan.md.
+"""Chooses learning rates from the recorded sweeps: of the gap's arms by the rule of docs/analysis-plan.md, and of the
+rules for W_ff by that of `ematrace.experiments.feedforward_rates`.
 
-python scripts/choose_rates.py            # writes src/ematrace/experiments/chosen_rates.json and says what is left
-python scripts/choose_rates.py --check    # exit code 1 if the file is not what the cells say
+python scripts/choose_rates.py            # writes chosen_rates.json and feedforward_rates.json, says what is left
+python scripts/choose_rates.py --check    # exit code 1 if a file is not what the cells say
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from collections import defaultdict
 from pathlib import Path
 
 from ematrace.analysis.rates import Sweep, sweeps_of
+from ematrace.experiments import feedforward_rates
 from ematrace.experiments.chosen_rates import FILE, SWEEPS, arm_key
 from ematrace.files import write_atomically
 from ematrace.results import Cell, read_file
@@ -20,11 +22,20 @@ from ematrace.results import Cell, read_file
 RESULTS = Path(__file__).parent.parent / "results"
 
 
+def cells_of(name: str) -> list[Cell]:
+    return [c for path in sorted((RESULTS / name).glob("*.json")) for c in read_file(path).unpack()]
+
+
+def choose_feedforward() -> str | None:
+    """The text of feedforward_rates.json; None as long as there was no sweep."""
+    cells = cells_of("feedforward_rates")
+    return json.dumps(feedforward_rates.choose(cells), indent=2) + "\n" if cells else None
+
+
 def recorded_sweeps() -> dict[str, list[Sweep]]:
     found: dict[str, list[Sweep]] = {}
     for name in SWEEPS:
-        cells: list[Cell] = [c for path in sorted((RESULTS / name).glob("*.json")) for c in read_file(path).unpack()]
-        if cells:
+        if cells := cells_of(name):
             found[name] = sorted(sweeps_of(cells), key=lambda sweep: arm_key(sweep.factors))
     return found
 
@@ -56,10 +67,12 @@ def main() -> int:
     parser.add_argument("--check", action="store_true", help="compare instead of writing")
     arguments = parser.parse_args()
     sweeps = recorded_sweeps()
-    text = choose(sweeps)
+    texts = {FILE: choose(sweeps), feedforward_rates.FILE: choose_feedforward()}
     if arguments.check:
-        return int(not FILE.is_file() or FILE.read_text() != text)
-    write_atomically(FILE, text.encode())
+        return int(any((file.read_text() if file.is_file() else None) != text for file, text in texts.items()))
+    for file, text in texts.items():
+        if text is not None:
+            write_atomically(file, text.encode())
     counts: dict[str, int] = defaultdict(int)
     for name, arms in sweeps.items():
         for sweep in arms:

@@ -147,12 +147,18 @@ def _words() -> Iterator[Mean]:
     for lag in range(7):
         n = 20431 - 2900 * lag
         yield Mean("lag_decoding", "word_accuracy", 0.2, n, {"reader": "majority", "lag": lag})
+        yield Mean("lag_decoding", "lagged_role_accuracy", 0.15, n, {"reader": "majority", "lag": lag})
+        yield Mean("lag_decoding", "noun_accuracy", 0.08, n // 3, {"reader": "role", "lag": lag})
         for trace, start, fall in (("fast", 1.0, 0.7), ("slow", 0.9, 0.8), ("traces", 1.0, 0.82)):
             where = {"reader": "probe", "trace": trace, "lag": lag}
             yield Mean("lag_decoding", "word_accuracy", max(0.2, start * fall**lag), n, where)
-        for codes, trace, fall in (("network", "fast", 0.6), ("network", "slow", 0.4), ("onehot", "fast", 1.0)):
+            yield Mean("lag_decoding", "noun_accuracy", max(0.08, 0.5 * start * fall**lag), n // 3, where)
+            yield Mean("lag_decoding", "lagged_role_accuracy", max(0.3, start * fall**lag), n, where)
+        peeled = (("network", "fast", 0.6), ("network", "slow", 0.4), ("onehot", "fast", 1.0), ("plain", "slow", 0.99))
+        for codes, trace, fall in peeled:
             where = {"reader": "peel", "codes": codes, "trace": trace, "lag": lag}
-            yield Mean("lag_decoding", "word_accuracy", fall**lag, n // 8, where)
+            for metric in ("word_accuracy", "noun_accuracy"):
+                yield Mean("lag_decoding", metric, fall**lag, n // 8, where)
     for trace, value in (("fast", 0.78), ("slow", 0.74), ("traces", 0.81)):
         yield Mean("lag_decoding", "role_accuracy", value, 20431, {"reader": "probe", "trace": trace})
     for points, epsilon in (("words", 0.22), ("contexts", 0.26)):

@@ -334,7 +334,8 @@ def test_without_names_what_cannot_run_here_is_left_out_and_said(call, away):
     assert (status, err) == (0, "")
     # 12 experiments, 3 of them on 4 drawn grammars; the gap has 11 arms
     assert "\n34 units to run, 0 already in results/local\n" in out
-    assert "missing: spen_streaming needs a CUDA GPU" in out
+    assert "missing: spen_prefill needs a CUDA GPU" in out
+    assert "; spen_streaming needs a CUDA GPU" in out
 
 
 def test_an_experiment_of_ones_own_is_one_file(call, away):

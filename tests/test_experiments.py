@@ -21,6 +21,7 @@ from ematrace.experiments import EXPERIMENTS, Context, Metric, Point, choices, l
 from ematrace.experiments.base import merged
 from ematrace.experiments.controls import majority
 from ematrace.experiments.distances import jl_epsilon, sparse_code
+from ematrace.experiments.feedforward_rates import choose
 from ematrace.experiments.grammar_task import (
     DRAWN,
     DRAWS,
@@ -35,7 +36,7 @@ from ematrace.experiments.grammar_task import (
     role_codes,
     words_of,
 )
-from ematrace.experiments.shortcuts import Swap
+from ematrace.experiments.shortcuts import Novel, OtherClass, RolesOfClasses, Swap
 from ematrace.experiments.trace_probe import control_task
 from ematrace.grammar import load_grammar
 from ematrace.ledger import load_claims
@@ -269,8 +270,8 @@ def test_measures_every_metric_that_claims_select(task, measured, name):
     file = make_file(*rows, experiment=name, factors=DEFAULT)
     claims = load_claims()
     table = make_table(file).at(claims.defaults)
-    needed = {s for claim in claims for s in claim.selectors if s.experiment == name}
-    assert {selector for selector in needed if table.select(selector) is None} == set()
+    needed = {s for claim in claims for s in (*claim.selectors, *(claim.control.of if claim.control else ()))}
+    assert {s for s in needed if s.experiment == name and table.select(s) is None} == set()
 
 
 def test_choices_measures_each_choice_and_probe(task, monkeypatch):
@@ -613,3 +614,110 @@ def test_quick_robustness_is_what_takes_seconds():
     assert quick == {"trace_probe", "position", "distances"}
     assert {EXPERIMENTS[name].quick_draws for name in quick} == {QUICK_DRAWS}
     assert [name for name in GRAMMAR if EXPERIMENTS[name].robustness is None] == ["choices"]
+
+
+@pytest.mark.parametrize("lag", [1, 3])
+def test_nouns_are_asked_for_where_one_stood_and_guessed_from_their_role(task, measured, lag):
+    """Counted again by loops over the sentences."""
+    nouns = set(task.A.content_classes["noun"])
+
+    def pairs(sentences):
+        places = [(s, t - lag) for s in sentences for t in range(lag, len(s.words))]
+        return [(s.words[t], s.roles[t]) for s, t in places if s.words[t] in nouns]
+
+    seen, asked = pairs(task.train), pairs(task.within)
+    best = {}
+    for role in {role for _, role in asked}:
+        known = [w for w, r in seen if r == role] or [w for w, _ in seen]
+        best[role] = Counter(known).most_common(1)[0][0]
+    guess = value_of(measured("lag_decoding"), "noun_accuracy", reader="role", lag=lag)
+    assert guess.n == len(asked) > 0
+    assert guess.value == pytest.approx(np.mean([best[role] == word for word, role in asked]))
+    probe = value_of(measured("lag_decoding"), "noun_accuracy", reader="probe", trace="slow", lag=lag)
+    assert probe.n == len(asked)
+
+
+def test_a_noun_probe_is_sklearn_ridge_on_the_traces_after_nouns(task, measured):
+    nouns, lag = task.A.content_classes["noun"], 1
+
+    def after_nouns(sentences):
+        traces = task.spcn().encode(words_of(sentences), "slow@forward").astype(np.float64)
+        before = [w for s in sentences for w in (None, *s.words[:-1])]
+        at = [i for i, w in enumerate(before) if w in nouns]
+        return traces[at], [before[i] for i in at]
+
+    (train, seen), (held_out, asked) = after_nouns(task.train), after_nouns(task.within)
+    one_hot = np.array([[w == noun for noun in nouns] for w in seen], np.float64)
+    guesses = Ridge(alpha=0.01, solver="cholesky").fit(train, one_hot).predict(held_out).argmax(axis=1)
+    found = value_of(measured("lag_decoding"), "noun_accuracy", reader="probe", trace="slow", lag=lag)
+    assert found.value == pytest.approx(np.mean([nouns[g] == w for g, w in zip(guesses, asked, strict=True)]))
+
+
+def test_new_words_are_of_the_same_class_and_other_words_of_one_without_the_role(task):
+    A, B, rng = task.A, task.B, np.random.default_rng(0)
+    roles_of = RolesOfClasses(task.train, A)
+    novel, other = Novel(A, B), OtherClass(A, roles_of)
+    for name, words in A.content_classes.items():
+        assert {novel(words[0], "any", rng) for _ in range(300)} == set(B.content_classes[name])
+    for role in ("noun_agent", "verb_rel", "adj_patient"):
+        drawn = {other("cat", role, rng) for _ in range(500)}
+        assert drawn <= set(A.content_words)
+        assert not any(role in roles_of[A.word_class[word]] for word in drawn)
+        assert len({A.word_class[word] for word in drawn}) > 2
+
+
+class ByWord:
+    """A tagger that is nothing but shortcuts: the commonest role of each word, and one role for words it never saw."""
+
+    def __init__(self, sentences) -> None:
+        counts = {}
+        for s in sentences:
+            for word, role in zip(s.words, s.roles, strict=True):
+                counts.setdefault(word, Counter())[role] += 1
+        self.role_of = {word: found.most_common(1)[0][0] for word, found in counts.items()}
+
+    def predict(self, sentences):
+        return [tuple(self.role_of.get(word, "aux") for word in words) for words in sentences]
+
+    def predict_with_masks(self, sentences, at, show):
+        return [self.predict([sentences[i]])[0][t] for i, t in at]
+
+
+def test_shortcuts_are_seen_by_new_words_and_by_words_of_other_classes_not_by_swaps(task):
+    blind = copy.copy(task)
+    blind.bigru = lambda progress: ByWord(task.train + task.within)
+    rows = EXPERIMENTS["shortcuts"].measure(Given(blind), **DEFAULT)
+    right = {row.factors["input"]: row.metrics["content_accuracy"].value for row in rows if "role" not in row.factors}
+    assert right["novel"] == right["other_class"] == 0.0
+    assert value_of(rows, "follows_word", input="other_class").value > 0.7  # but for words that it never saw
+    assert right["swapped"] > 0.3
+
+
+def test_states_of_l0_are_projected_as_l1_reads_them(task, measured):
+    """With W_ff of L1: a matrix of its own, and as many dimensions."""
+    states = np.unique(task.spcn().encode(words_of(task.within), "l0.activation@forward"), axis=0).astype(np.float64)
+    images = states @ np.asarray(task.spcn().W_ff()[1], np.float64).T
+    before, after = (np.square(x[:, None] - x[None]).sum(-1)[np.triu_indices(len(x), 1)] for x in (states, images))
+    ratio = after / before
+    found = value_of(measured("distances"), "max_distortion", points="l0_states", code="linear")
+    assert found.value == pytest.approx(np.abs(ratio / np.median(ratio) - 1).max(), rel=1e-6)
+
+
+def test_the_rate_of_a_rule_is_the_best_at_which_it_does_not_collapse():
+    def run(seed, rule, rate, within, transfer, weight_pr=50.0, code_pr=50.0):
+        row = Row({"rule": rule, "rate": rate}, {})
+        row.metrics.update(
+            {n: Metric(v) for n, v in zip(("within", "transfer"), (within, transfer), strict=True)}
+            | {"weight_pr": Metric(weight_pr), "code_pr": Metric(code_pr)}
+        )
+        return make_file(row, experiment="feedforward_rates", seed=seed).unpack()[0]
+
+    cells = [
+        *(run(s, "foldiak", 0.1, 0.95, 0.80, code_pr=1.1) for s in (1000, 1001)),  # best, but of rank 1
+        *(run(s, "foldiak", 0.03, 0.97, 0.68) for s in (1000, 1001)),
+        *(run(s, "foldiak", 0.01, 0.97, t) for s, t in ((1000, 0.75), (1001, 0.60))),  # better on one seed only
+        run(1000, "pghu", 0.01, 0.90, 0.50, weight_pr=1.5),  # all collapse
+        run(1000, "pghu", 0.03, 0.91, 0.50, weight_pr=1.2),
+        run(1000, "frozen", 0.0, 0.99, 0.99),
+    ]
+    assert choose(cells) == {"foldiak": 0.03, "pghu": 0.03}

@@ -270,13 +270,18 @@ class TestPaperClaims:
         assert [row.id for row in rows if row.verdict != "open"] == ["C23"]
 
     def test_on_made_up_cells(self) -> None:
-        # C41 is false by construction here: 512-d probes have fewer parameters. C16 has ties only.
+        # C41 is false by construction here: 512-d probes have fewer parameters. C16 has ties only, and one collapse.
         sizes = {("l0", 1024): 14000.0, ("traces", 1024): 14000.0, ("traces", 512): 7000.0}
         parameters = [
             make_row({"parameters": count}, representation=name, dimensions=d) for (name, d), count in sizes.items()
         ]
         rules = ("frozen", "sanger", "foldiak", "pghu", "forward_forward")
-        tied = [[make_row({"within": v, "transfer": v}, rule=rule) for rule in rules] for v in (0.5, 0.52, 0.53)]
+        swept = {"weight_pr": 60.0, "code_pr": 60.0, "rates_swept": 4.0}
+        tied = [
+            [make_row({"within": v, "transfer": v, **swept}, rule=rule) for rule in rules] for v in (0.5, 0.52, 0.53)
+        ]
+        for rows, v in zip(tied, (0.9, 0.91, 0.92), strict=True):  # better, but of rank 1
+            rows[2] = make_row({"within": v, "transfer": v, **swept, "code_pr": 1.1}, rule="foldiak")
         table = make_table(
             *(make_file(*parameters, experiment="dimension_control", seed=seed) for seed in range(3)),
             *(make_file(*rows, experiment="feedforward_rules", seed=seed) for seed, rows in enumerate(tied)),
@@ -288,11 +293,13 @@ class TestPaperClaims:
         assert rows["C01"].verdict == "open"
 
 
+# Since then these are judged by what the paper's sentence says, on other metrics or intervals.
+REWRITTEN = {"C16", "C18", "C22", "C40", "C42", "C43", "C46", "F5"}
+# SPCN against the BiGRU seed by seed, on the same sentences.
+PAIRED = {"C07", "C09", "C10", "C11", "C12"}
 BEFORE = {row["id"]: row for row in json.loads((Path(__file__).parent / "data/ledger_v0.1.json").read_text())}
 # Its interval excludes neither side: there was no word for that.
 CALLED_UNDECIDED_SINCE = {"C09"}
-# Nine repetitions of a timing were counted as nine seeds. Measured again since, so only their verdicts are compared.
-TIMED = {"C22", "C46", "F5"}
 
 
 @pytest.fixture(scope="module")
@@ -310,18 +317,19 @@ def counts(robustness: dict[str, Any] | None) -> list[tuple[int, int]] | None:
     return [(share["holds"], share["conditions"]) for share in (robustness, *robustness["checks"])]
 
 
-@pytest.mark.parametrize("id", [id for id, row in BEFORE.items() if row["checks"]])
+@pytest.mark.parametrize("id", [id for id, row in BEFORE.items() if row["checks"] and id not in REWRITTEN])
 def test_figures_are_those_of_version_0_1(ledger: dict[str, dict[str, Any]], id: str) -> None:
     """The same results gave the same numbers before they were kept as cells."""
     now, before = ledger[id], BEFORE[id]
     expected = "undecided" if id in CALLED_UNDECIDED_SINCE else before["verdict"]
     assert (now["verdict"], now["direction"], now["figure"]) == (expected, before["direction"], before["figure"])
-    assert (now["n_seeds"], before["n_seeds"]) == ((1, 9) if id in TIMED else (before["n_seeds"],) * 2)
+    assert now["n_seeds"] == before["n_seeds"]
     assert len(now["checks"]) == len(before["checks"])
     for check, old in zip(now["checks"], before["checks"], strict=True):
-        for field in ("kind", "method", "holds"):
+        paired = id in PAIRED and old["method"] == "welch"
+        for field in ("kind", "holds") if paired else ("kind", "method", "holds"):
             assert check[field] == old[field]
-        for field in () if id in TIMED else ("left", "right", "difference", "interval"):
+        for field in ("left", "right") if paired else ("left", "right", "difference", "interval"):
             expected = old[field] if old[field] is None else pytest.approx(old[field], rel=1e-9, abs=1e-12)
             assert check[field] == expected, (check["predicate"], field)
     assert counts(now["robustness"]) == counts(before["robustness"])

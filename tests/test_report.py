@@ -268,7 +268,7 @@ class TestFindings:
         assert "EMA traces carry structure." in structure
         assert f"{mean_of(cells, L0_WITHIN):.1%}" in structure
         where = {"reader": "probe", "trace": "slow", "lag": 1}
-        assert f"{mean_of(cells, Selector('lag_decoding', 'word_accuracy', where)):.1%}" in content
+        assert f"{mean_of(cells, Selector('lag_decoding', 'noun_accuracy', where)):.1%}" in content
         assert "The paper says" in content
         assert "Not measured yet ematrace reproduce spen_streaming --scale gpu (needs a CUDA GPU)" in cost
 

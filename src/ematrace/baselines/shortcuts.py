@@ -1,8 +1,9 @@
 """Does the supervised tagger read the word or its context? (C43: it "fails because it learns word-to-role shortcuts")
 
 Each score is over chosen tokens, one at a time: intact, with the word masked, with everything but the word masked, and
-with the word swapped for another. A masked word has a zero embedding, which the network never saw in training; a swap
-keeps every input a word, so the two together say more than either.
+with the word swapped for another, all others intact. A masked word has a zero embedding, which the network never saw in
+training. A word of the same class takes the place of the old one in any shortcut from words to roles, so a swap inside
+the class cannot show one; a word that was never seen, or one of another class, can.
 """
 
 from __future__ import annotations
@@ -50,17 +51,17 @@ def content_tokens(sentences: Sequence[Tagged], function_words: Collection[str])
 def intact_accuracy(tagger: BiGRUTagger, sentences: Sequence[Tagged], at: At) -> TokenScore:
     """Nothing changed: what the others are compared with."""
     roles = tagger.predict([s.words for s in sentences])
-    return _score([roles[i][t] for i, t in at], sentences, at)
+    return score_tokens([roles[i][t] for i, t in at], sentences, at)
 
 
 def context_only_accuracy(tagger: BiGRUTagger, sentences: Sequence[Tagged], at: At) -> TokenScore:
     """The word itself is masked."""
-    return _score(tagger.predict_with_masks([s.words for s in sentences], at, "context"), sentences, at)
+    return score_tokens(tagger.predict_with_masks([s.words for s in sentences], at, "context"), sentences, at)
 
 
 def word_only_accuracy(tagger: BiGRUTagger, sentences: Sequence[Tagged], at: At) -> TokenScore:
     """Everything but the word is masked; its position and the sentence's length still show."""
-    return _score(tagger.predict_with_masks([s.words for s in sentences], at, "word"), sentences, at)
+    return score_tokens(tagger.predict_with_masks([s.words for s in sentences], at, "word"), sentences, at)
 
 
 def swapped_accuracy(
@@ -71,16 +72,24 @@ def swapped_accuracy(
     random_state: int = 0,
 ) -> TokenScore:
     """Each word in turn is replaced by `swap(word, role, rng)`; the correct role stays that of the original word."""
+    return score_tokens([role for _, role in swapped_roles(tagger, sentences, at, swap, random_state)], sentences, at)
+
+
+def swapped_roles(
+    tagger: BiGRUTagger, sentences: Sequence[Tagged], at: At, swap: Swap, random_state: int = 0
+) -> list[tuple[str, str]]:
+    """Each word in turn is replaced, the others stay: the new word, and the role that it is given."""
     rng = np.random.default_rng(random_state)
     copies: list[tuple[str, ...]] = []
     for i, t in at:
         words = tuple(sentences[i].words)
         copies.append((*words[:t], swap(words[t], sentences[i].roles[t], rng), *words[t + 1 :]))
     roles = tagger.predict(copies)
-    return _score([roles[k][t] for k, (_, t) in enumerate(at)], sentences, at)
+    return [(copies[k][t], roles[k][t]) for k, (_, t) in enumerate(at)]
 
 
-def _score(predicted: Sequence[str], sentences: Sequence[Tagged], at: At) -> TokenScore:
+def score_tokens(predicted: Sequence[str], sentences: Sequence[Tagged], at: At) -> TokenScore:
+    """Roles given to the tokens `at`, against those that they have."""
     truth = [sentences[i].roles[t] for i, t in at]
     n = Counter(truth)
     correct = Counter(role for role, guess in zip(truth, predicted, strict=True) if role == guess)

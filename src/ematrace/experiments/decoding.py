@@ -96,6 +96,18 @@ class GreedySpen:
             self.logits = self.decoder.step(self.logits.argmax(-1), self.state)
 
 
+class EagerSpen:
+    """Reads the likeliest token of one stream through the model itself, from Python: no decoder, no CUDA graph."""
+
+    def __init__(self, model: SpenForCausalLM) -> None:
+        self.stream = SpenStream(model, decoder=None)
+        self.ids = torch.zeros(1, dtype=torch.int64, device=model.device)
+
+    def __call__(self, steps: int) -> None:
+        for _ in range(steps):
+            self.ids = self.stream.step(self.ids).argmax(-1)
+
+
 def _draw_cache(keys: Tensor, values: Tensor) -> None:
     """The same numbers every time: what they are does not matter, but zeros would make it too easy."""
     draw = torch.Generator(keys.device).manual_seed(0)

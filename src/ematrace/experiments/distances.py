@@ -11,7 +11,7 @@ from scipy.spatial.distance import pdist
 from scipy.stats import spearmanr
 
 from ematrace.experiments.base import Context, number
-from ematrace.experiments.grammar_task import QUICK_DRAWS, Floats, grammar_experiment, grammar_task
+from ematrace.experiments.grammar_task import QUICK_DRAWS, Floats, GrammarTask, grammar_experiment, grammar_task
 from ematrace.results import Row
 from ematrace.traces import ema_traces
 
@@ -19,9 +19,10 @@ CONTEXTS = 1000
 
 
 def measure(ctx: Context, **grammar: Any) -> list[Row]:
-    """Points before and after W_ff of L0 alone, and after W_ff, top-k, ReLU and unit length.
+    """Points before and after W_ff alone, and after W_ff, top-k, ReLU and unit length.
 
-    The points are single words as one-hots, and contexts as EMA of one-hots.
+    W_ff of L0 reads single words, one-hot; that of L1 reads states of L0. Contexts, EMA of one-hots through W_ff of
+    L0, are beside them: the network never projects those.
     """
     task = grammar_task(ctx, **grammar)
     model = task.spcn()
@@ -35,13 +36,25 @@ def measure(ctx: Context, **grammar: Any) -> list[Row]:
     distinct = np.unique(contexts[0, 0].numpy(), axis=0)
     chosen = np.random.default_rng(task.seed).permutation(len(distinct))[:CONTEXTS]
     rows = []
-    for name, points in (("words", one_hot), ("contexts", distinct[chosen])):
+    projected = (
+        ("words", one_hot, W, k),
+        ("contexts", distinct[chosen], W, k),
+        ("l0_states", settled_states(task), np.asarray(model.W_ff()[1], np.float64), model.ks_[1]),
+    )
+    for name, points, W, k in projected:
         epsilon = jl_epsilon(len(points), W.shape[0])
         rows.append(Row({"points": name}, {"jl_epsilon": number(epsilon)}))
         drive = points @ W.T
         for code, images in (("linear", drive), ("topk", sparse_code(drive, k))):
             rows.append(Row({"points": name, "code": code}, compare(points, images, epsilon)))
     return rows
+
+
+def settled_states(task: GrammarTask) -> Floats:
+    """Distinct states of L0 on held-out sentences: what L1 is given."""
+    states = np.unique(task.spcn().encode(task.within, "l0.activation@forward"), axis=0)
+    chosen = np.random.default_rng(task.seed).permutation(len(states))[:CONTEXTS]
+    return states[chosen].astype(np.float64)
 
 
 def compare(points: Floats, images: Floats, epsilon: float) -> dict[str, Any]:

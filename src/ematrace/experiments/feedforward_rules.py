@@ -1,36 +1,31 @@
-"""Four Hebbian rules for W_ff against frozen random weights: accuracy and collapse (C16)."""
+"""Four Hebbian rules for W_ff against frozen random weights: accuracy and collapse (C16).
+
+Each at the rate that `feedforward_rates` chose on other seeds, or at its default rate as long as there was no sweep
+(`rates_swept` = 0).
+"""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
-import numpy as np
-
 from ematrace.experiments.base import Context, number
-from ematrace.experiments.grammar_task import FULL, grammar_experiment, grammar_task
-from ematrace.probes import effective_rank, participation_ratio
+from ematrace.experiments.feedforward_rates import FACTORS, chosen_rates, measure_rule
+from ematrace.experiments.grammar_task import SETTINGS, grammar_experiment, grammar_task
 from ematrace.results import Row
-from ematrace.spcn.feedforward import FF_RULES
+from ematrace.spcn.feedforward import DEFAULT_ETA
 
-RULES = ("frozen", *FF_RULES)
-CODED_SENTENCES = 1000
+RULES = ("frozen", *DEFAULT_ETA)
 
 
 def measure(ctx: Context, **grammar: Any) -> list[Row]:
-    task = grammar_task(ctx, **grammar)
-    seen = [i for i, word in enumerate(task.vocabulary) if word in set(task.A.words)]
+    task, chosen = grammar_task(ctx, **grammar), chosen_rates()
     rows = []
     for done, rule in enumerate(RULES, start=1):
-        model = task.spcn(ff_rule=rule)
-        W = np.asarray(model.W_ff()[0])[:, seen].T  # one row per word that the rule could learn from
-        codes = model.encode(task.within[:CODED_SENTENCES], "l0.activation@forward")
-        metrics = {
-            **task.accuracies(task.probe([FULL], model)[FULL]),
-            "weight_pr": number(participation_ratio(W)),
-            "weight_rank": number(effective_rank(W)),
-            "code_pr": number(participation_ratio(codes)),
-            "code_rank": number(effective_rank(codes)),
-        }
+        metrics = measure_rule(task, rule, chosen.get(rule))
+        if rule in DEFAULT_ETA:
+            metrics["rate"] = number(chosen.get(rule, DEFAULT_ETA[rule]))
+            metrics["rates_swept"] = number(len(FACTORS) if rule in chosen else 0)
         rows.append(Row({"rule": rule}, metrics))
         ctx.progress(done / len(RULES))
     return rows
@@ -39,3 +34,5 @@ def measure(ctx: Context, **grammar: Any) -> list[Row]:
 EXPERIMENT = grammar_experiment(
     "feedforward_rules", "Learning the feed-forward weights", measure, group="rules", seconds=90
 )
+if chosen_rates():  # so that what was measured at other rates is measured again
+    EXPERIMENT = replace(EXPERIMENT, settings={**SETTINGS, "ff_rates": dict(chosen_rates())})

@@ -1,8 +1,8 @@
-"""Which words can be read back from a trace, k steps later (C18): by a linear probe, and by peeling one vector."""
+"""What can be read back from a trace k steps later (C18): words, nouns, roles; by a linear probe and by peeling."""
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from typing import Any
 
@@ -28,6 +28,11 @@ PARTS = {"fast": "fast@forward", "slow": "slow@forward", "traces": "traces@forwa
 
 
 def measure(ctx: Context, **grammar: Any) -> list[Row]:
+    """Words, nouns and roles k steps back, by a linear probe of the traces and by guessing.
+
+    noun_accuracy is over the places where a noun stood k steps back, and its reader knows that it was one. The reader
+    "role" also knows that noun's role and sees nothing else: what structure alone tells of the noun.
+    """
     task = grammar_task(ctx, **grammar)
     model = task.spcn()
     train, test = model.encode(task.train, FORWARD), model.encode(task.within, FORWARD)
@@ -35,28 +40,79 @@ def measure(ctx: Context, **grammar: Any) -> list[Row]:
     traces = columns["traces"]
     position = {name: np.searchsorted(traces, cols) for name, cols in columns.items()}
     train_traces, test_traces = train[:, traces], test[:, traces]
-    rows: list[Row] = []
 
-    def read(seen: Mask, labels: Labels, asked: Mask, answers: Labels, classes: Sequence[str], **lag: int) -> None:
+    def read(gram: GramMatrix, asked: Mask, answers: Labels) -> dict[str, Metric]:
+        """From each part of the traces."""
+        solved = {name: gram.solve(task.ridge_lambda, cols) for name, cols in position.items()}
+        return {name: score(readout.predict(test_traces[asked]), answers) for name, readout in solved.items()}
+
+    def learn(seen: Mask, labels: Labels, classes: Sequence[str]) -> GramMatrix:
         gram = GramMatrix(len(traces), classes)
         gram.update(train_traces[seen], labels)
-        for name, cols in position.items():
-            guesses = gram.solve(task.ridge_lambda, cols).predict(test_traces[asked])
-            metric = "word_accuracy" if lag else "role_accuracy"
-            rows.append(Row({"reader": "probe", "trace": name, **lag}, {metric: score(guesses, answers)}))
+        return gram
 
     everything = slice(None)
     roles = [[role for s in sentences for role in s.roles] for sentences in (task.train, task.within)]
-    read(everything, roles[0], everything, roles[1], task.roles)
+    role_now = read(learn(everything, roles[0], task.roles), everything, roles[1])
+    rows = [Row({"reader": "probe", "trace": name}, {"role_accuracy": found}) for name, found in role_now.items()]
     for lag in LAGS:
-        seen, words = lagged_words(words_of(task.train), lag)
-        asked, answers = lagged_words(words_of(task.within), lag)
-        read(seen, words, asked, answers, task.A.words, lag=lag)
-        commonest = Counter(words).most_common(1)[0][0]
-        guessed = score([commonest] * len(answers), answers)
-        rows.append(Row({"reader": "majority", "lag": lag}, {"word_accuracy": guessed}))
+        seen, asked = Lagged(task, task.train, lag), Lagged(task, task.within, lag)
+        tokens = learn(seen.mask, seen.tokens, task.token_labels)
+        by_word = tokens.relabel(task.A.words, {label: label.split()[0] for label in task.token_labels})
+        found = {
+            "word_accuracy": read(by_word, asked.mask, asked.words),
+            "noun_accuracy": read(learn(seen.at_nouns, seen.nouns, nouns_of(task)), asked.at_nouns, asked.nouns),
+            "lagged_role_accuracy": read(task.by_role_gram(tokens), asked.mask, asked.roles),
+        }
+        rows += [
+            Row({"reader": "probe", "trace": name, "lag": lag}, {metric: by[name] for metric, by in found.items()})
+            for name in position
+        ]
+        rows.append(
+            Row(
+                {"reader": "majority", "lag": lag},
+                {
+                    "word_accuracy": guess_commonest(seen.words, asked.words),
+                    "noun_accuracy": guess_commonest(seen.nouns, asked.nouns),
+                    "lagged_role_accuracy": guess_commonest(seen.roles, asked.roles),
+                },
+            )
+        )
+        rows.append(Row({"reader": "role", "lag": lag}, {"noun_accuracy": guess_from_role(seen, asked)}))
     activation = train[:, model.columns("l0@forward", FORWARD)]
     return rows + peeled(task, activation)
+
+
+def nouns_of(task: GrammarTask) -> tuple[str, ...]:
+    return task.A.content_classes[task.A.biased_class]
+
+
+class Lagged:
+    """What stood `lag` tokens back: masks [tokens] of where there is a word or a noun, and what it was."""
+
+    def __init__(self, task: GrammarTask, sentences: list[Sentence], lag: int) -> None:
+        self.mask, self.words = lagged_words(words_of(sentences), lag)
+        self.roles = lagged_words([s.roles for s in sentences], lag)[1]
+        self.tokens = [f"{word} {role}" for word, role in zip(self.words, self.roles, strict=True)]
+        noun = np.isin(self.words, nouns_of(task))
+        self.nouns, self.noun_roles = self.words[noun], self.roles[noun]
+        self.at_nouns = self.mask.copy()
+        self.at_nouns[self.mask] = noun
+
+
+def guess_commonest(seen: Labels, answers: Labels) -> Metric:
+    commonest = Counter(seen).most_common(1)[0][0]
+    return score([commonest] * len(answers), answers)
+
+
+def guess_from_role(seen: Lagged, asked: Lagged) -> Metric:
+    """The commonest noun of the true role; of all roles where that one was not seen."""
+    counts: dict[str, Counter[str]] = defaultdict(Counter)
+    for noun, role in zip(seen.nouns, seen.noun_roles, strict=True):
+        counts[role][noun] += 1
+    anywhere = Counter(seen.nouns)
+    guesses = [counts.get(role, anywhere).most_common(1)[0][0] for role in asked.noun_roles]
+    return accuracy(float(np.mean(np.array(guesses) == asked.nouns)), len(asked.nouns))
 
 
 def peeled(task: GrammarTask, activation: Floats) -> list[Row]:
@@ -82,10 +138,10 @@ def peeled(task: GrammarTask, activation: Floats) -> list[Row]:
         for name, (network, codes) in codebooks.items():
             traces = network.encode(sentences, PARTS[rate])
             factors = {"reader": "peel", "codes": name, "trace": rate}
-            rows += _by_lag(factors, PeelingDecoder(alpha, codes), traces, sentences, index)
+            rows += _by_lag(factors, PeelingDecoder(alpha, codes), traces, sentences, task)
         words, _ = ema_traces(inputs.unsqueeze(0), alpha, cu_seqlens=starts, backend="reference")
         factors = {"reader": "peel", "codes": "onehot", "trace": rate}
-        rows += _by_lag(factors, PeelingDecoder(alpha, one_hot), words[0, 0].numpy(), sentences, index)
+        rows += _by_lag(factors, PeelingDecoder(alpha, one_hot), words[0, 0].numpy(), sentences, task)
     return rows
 
 
@@ -98,21 +154,25 @@ def mean_codes(task: GrammarTask, activation: Floats) -> Floats:
 
 
 def _by_lag(
-    factors: Factors, decoder: PeelingDecoder, traces: Floats, sentences: list[Sentence], index: dict[str, int]
+    factors: Factors, decoder: PeelingDecoder, traces: Floats, sentences: list[Sentence], task: GrammarTask
 ) -> list[Row]:
+    vocabulary = np.array(task.A.words)
     lengths = np.concatenate([np.arange(1, len(s.words) + 1) for s in sentences])
     decoded = decoder.decode_batch(traces, lengths)
     rows = []
     for lag in LAGS:
-        mask, words = lagged_words(words_of(sentences), lag)
-        right = score(decoded[mask, lag], [index[w] for w in words])
-        rows.append(Row({**factors, "lag": lag}, {"word_accuracy": right}))
+        asked = Lagged(task, sentences, lag)
+        metrics = {
+            "word_accuracy": score(vocabulary[decoded[asked.mask, lag]], asked.words),
+            "noun_accuracy": score(vocabulary[decoded[asked.at_nouns, lag]], asked.nouns),
+        }
+        rows.append(Row({**factors, "lag": lag}, metrics))
     return rows
 
 
 def score(guesses: npt.ArrayLike, answers: npt.ArrayLike) -> Metric:
     right = np.asarray(guesses) == np.asarray(answers)
-    return accuracy(float(right.mean()), len(right))
+    return accuracy(float(right.mean()) if len(right) else 0.0, len(right))
 
 
-EXPERIMENT = grammar_experiment("lag_decoding", "What the trace keeps of words", measure, seconds=14)
+EXPERIMENT = grammar_experiment("lag_decoding", "What the trace keeps of words", measure, seconds=20)

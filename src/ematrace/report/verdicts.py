@@ -18,6 +18,7 @@ READABLE = {
     "supervised": "BiGRU",
     "l0": "activation",
     "spen": "SPEN",
+    "spen_eager": "SPEN from Python",
     "gpt2": "GPT-2",
     "tokens_per_second": "tokens/s",
     "first_word_share": "share at position 0",

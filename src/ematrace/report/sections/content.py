@@ -20,6 +20,7 @@ READERS = {
     "peel_onehot": "peeling, one-hots",
     "majority": "commonest word",
 }
+ROLE: Factors = {"reader": "role"}
 
 
 def _probe(trace: str) -> Factors:
@@ -54,10 +55,22 @@ def lag_decoding(data: ReportData) -> Sequence[Content | None]:
     rows = [Header(label, "lag_decoding", where=where) for label, where in readers.items()]
     columns = [Header(f"lag {lag}", metric="word_accuracy", where={"lag": lag}) for lag in lags]
     columns.append(Header("role", metric="role_accuracy"))
-    return [Block(panels, "panels"), measure_table(data, rows, columns, "Accuracy of reading words back, by lag")]
+    with_guess = [*rows, Header("guess from the noun's role", "lag_decoding", where=ROLE)]
+    nouns, roles = (
+        [Header(f"lag {lag}", metric=metric, where={"lag": lag}) for lag in lags]
+        for metric in ("noun_accuracy", "lagged_role_accuracy")
+    )
+    return [
+        Block(panels, "panels"),
+        measure_table(data, rows, columns, "Accuracy of reading words back, by lag"),
+        measure_table(data, with_guess, nouns, "Accuracy of telling nouns apart, where one stood there, by lag"),
+        measure_table(data, rows, roles, "Accuracy of reading roles back, by lag"),
+    ]
 
 
-def lag_chart(data: ReportData, trace: str, readers: Mapping[str, str], caption: str) -> LineChart:
+def lag_chart(
+    data: ReportData, trace: str, readers: Mapping[str, str], caption: str, metric: str = "word_accuracy"
+) -> LineChart:
     """The word k steps back by each of these `readers`, and as a level the role of the word now."""
     lags = lags_of(data)
     ways = {
@@ -66,10 +79,11 @@ def lag_chart(data: ReportData, trace: str, readers: Mapping[str, str], caption:
         "peel_plain": _peel("plain", trace),
         "peel_onehot": _peel("onehot", trace),
         "majority": MAJORITY,
+        "role": ROLE,
     }
     lines = []
     for way, name in readers.items():
-        found = {k: data.sample(Selector("lag_decoding", "word_accuracy", {**ways[way], "lag": k})) for k in lags}
+        found = {k: data.sample(Selector("lag_decoding", metric, {**ways[way], "lag": k})) for k in lags}
         points = [Point(k, f.mean, f.interval) for k, f in found.items() if f is not None and f.known]
         lines += [Line(name, points)] if points else []
     role = data.sample(Selector("lag_decoding", "role_accuracy", _probe(trace)))
@@ -82,9 +96,10 @@ def lag_chart(data: ReportData, trace: str, readers: Mapping[str, str], caption:
 
 def distances(data: ReportData) -> Sequence[Content | None]:
     codes = {"linear": "projection", "topk": "with top-k"}
+    names = {"words": "words", "l0_states": "states of L0", "contexts": "contexts"}
     rows = [
-        Header(f"{points}, {label}", "distances", where={"points": points, "code": code})
-        for points in ("words", "contexts")
+        Header(f"{name}, {label}", "distances", where={"points": points, "code": code})
+        for points, name in names.items()
         for code, label in codes.items()
     ]
     largest = Header("largest distortion", metric="max_distortion")

@@ -22,7 +22,9 @@ INPUTS = [
     Header("intact", where={"input": "intact"}),
     Header("word hidden", where={"input": "context_only"}),
     Header("context hidden", where={"input": "word_only"}),
-    Header("word swapped", where={"input": "swapped"}),
+    Header("word swapped in its class", where={"input": "swapped"}),
+    Header("new word of its class", where={"input": "novel"}),
+    Header("known word of another class", where={"input": "other_class"}),
 ]
 
 

@@ -70,6 +70,14 @@ STREAMS = [
     for streams, text in ((1, "one stream"), (1024, "1,024 streams"))
     for model, label in (("spen", "SPEN"), ("gpt2", "GPT-2"))
 ]
+STREAMS.append(
+    Header("SPEN from Python, one stream", "spen_streaming", where={"model": "spen_eager", "streams": 1}, group=1)
+)
+PREFILL = [
+    Header(f"{label}, {tokens:,} tokens", "spen_prefill", where={"model": model, "pghu": pghu, "tokens": tokens})
+    for tokens in (2048, 16384)
+    for model, pghu, label in (("spen", False, "SPEN"), ("gpt2", False, "GPT-2"), ("spen", True, "SPEN with PGHU"))
+]
 
 
 def training(data: ReportData) -> Sequence[Content | None]:
@@ -117,13 +125,15 @@ def streaming(data: ReportData) -> Sequence[Content | None]:
     labels = [row.label for row in rows]
     series = [Series("ours", samples_of(data, rows, RATE), papers_of(data, rows, RATE))]
     known = [f.mean for f in series[0].samples if f is not None and f.known]
+    prefill = measure_table(data, PREFILL, [RATE], "Speed of reading one whole sequence")
     if not known:
-        return []
+        return [prefill]
     papers = [paper for paper in series[0].papers if paper is not None]
     axis = log_axis(min([*known, *papers]) / 1.5, 1.5 * max(known), count)
     return [
         dot_chart("Speed of streaming", labels, series, x_title="tokens per second", axis=axis),
         measure_table(data, rows, [RATE], "Speed of streaming"),
+        prefill,
     ]
 
 
