@@ -203,6 +203,19 @@ def test_a_file_of_version_0_1_has_no_checksum(saved: tuple[SPCN, Path], sentenc
         SPCN.load(path)
 
 
+def test_weights_without_a_checksum_that_overflow_are_refused(saved: tuple[SPCN, Path]) -> None:
+    _, path = saved
+    with safe_open(path, framework="numpy") as file:
+        config = json.loads(file.metadata()["config"])
+    tensors = load_file(path)
+    tensors["forward.ff"] = np.full_like(tensors["forward.ff"], 3e38)
+    save_file(tensors, path, metadata={"config": json.dumps(config | {"version": 1})})
+    with pytest.raises(
+        ValueError, match=r"model\.spcn: not a readable SPCN model \(its weights are too large: .* is not finite"
+    ):
+        SPCN.load(path)
+
+
 def test_weights_begin_at_a_cache_line(saved: tuple[SPCN, Path]) -> None:
     """Also when they were read from a file, where tensors begin anywhere; SPCN is a tenth faster so."""
     model, path = saved

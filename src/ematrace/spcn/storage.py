@@ -1,7 +1,7 @@
 """SPCN models on disk: one safetensors file, with settings and vocabulary as JSON in its header.
 
 A file carries a checksum, and what its tensors must look like follows from its settings: both are checked before memory
-is taken for anything. Files of version 0.1 have no checksum and load as well.
+is taken for anything. Files of version 0.1 have no checksum and load as well, if their weights are such as can be used.
 """
 
 from __future__ import annotations
@@ -77,7 +77,19 @@ def load_model(cls: type[Model], path: str | Path) -> Model:
         )
         for side in model.directions_
     }
+    if not has_checksum:
+        _try_out(model, path)
     return model
+
+
+def _try_out(model: SPCN, path: Path) -> None:
+    """Damage without a checksum shows in what weights do: with each word alone and all in a row, states stay finite."""
+    words = list(model.vocabulary_)
+    try:
+        model.encode([*([word] for word in words), words])
+    except FloatingPointError as error:
+        reason = str(error).partition(";")[0]
+        raise ValueError(f"{path}: not a readable SPCN model (its weights are too large: {reason})") from None
 
 
 def checksum(config: str, tensors: Arrays) -> str:
