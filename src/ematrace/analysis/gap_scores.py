@@ -149,7 +149,8 @@ def load_scores(table: Table, size: str, experiment: str = EXPERIMENT, sweep: st
     refused: dict[ArmFactors, str] = {}
     common = [conditions for conditions, _ in Counter(run.conditions for run in runs).most_common(1)]
     fitting = [run for run in runs if run.conditions in common]
-    dropped = [f"{run.path}: {_difference(fitting[0], run)}" for run in runs if run.conditions not in common]
+    odd = [run for run in runs if run.conditions not in common]
+    dropped = [f"{experiment}/{run.path.name}: {_difference(fitting[0], run)}" for run in odd]
     by_arm: dict[ArmFactors, list[Run]] = defaultdict(list)
     for run in fitting:
         by_arm[run.arm].append(run)

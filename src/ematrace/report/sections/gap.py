@@ -61,7 +61,7 @@ def gap_parts(data: ReportData) -> Sequence[Content | None]:
     if gap.scores.arms:
         toy = gap.scores.is_toy
         parts += [Block([chain_chart(chain, toy) for chain in gap.chains], "panels") if gap.chains else None]
-        parts += [chain_table(chain) for chain in gap.chains]
+        parts += [Fold(f"The steps on {text_name(chain.text)}", [chain_table(chain)]) for chain in gap.chains]
         parts += [_closing(gap.chains), *_shares(gap), *_recall(gap), _arms(gap), *_slices(gap)]
     return [*parts, *trend(data), second_table(gap), *_rates(data)]
 
