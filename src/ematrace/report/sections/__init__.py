@@ -5,7 +5,16 @@ A section says what is asked and how to read the answer, never what the answer i
 
 from __future__ import annotations
 
-from ematrace.report.sections import accuracy, content, gap_controls, robustness, roles, spen, trace_tokens
+from ematrace.report.sections import (
+    accuracy,
+    content,
+    gap_controls,
+    robustness,
+    roles,
+    spen,
+    supervised,
+    trace_tokens,
+)
 from ematrace.report.sections.base import Section, about
 from ematrace.report.sections.gap import gap_parts
 
@@ -149,6 +158,24 @@ SECTIONS = (
         about("shortcuts"),
     ),
     Section(
+        "supervised-models",
+        "Supervised models, strong and weak",
+        "The paper gives neither the width of the BiGRU's embedding nor the coding of words that training never saw. "
+        "Each model is trained on SPCN's sentences of the same seed, for 15 epochs or for the paper's 150.",
+        ("supervised_models", "supervised_epochs"),
+        supervised.supervised_models,
+        about("supervised_models", "supervised_epochs"),
+    ),
+    Section(
+        "network-by-k",
+        "The network against an EMA of one-hot words, by k",
+        'Both on the same sentences, seed by seed. "Same" means that two one-sided tests show a difference of less '
+        "than .03, the ledger's tolerance; p-values are corrected by Holm over the rows of a table.",
+        ("k_by_grammar",),
+        supervised.network_by_k,
+        about("k_by_grammar"),
+    ),
+    Section(
         "spread",
         "Seed spread",
         "A seed draws new sentences and new weights. The last column is the interval that the tokens of one run "
@@ -159,8 +186,9 @@ SECTIONS = (
     Section(
         "robustness",
         "Robustness over drawn grammars",
-        "The same directions on randomly drawn grammars, which differ in template shares, noun bias, adjective rate "
-        "and object relatives. A direction holds in a draw if it holds at point estimates.",
+        "The same directions on randomly drawn grammars. A direction holds in a draw if it holds at point estimates. "
+        "Fully drawn grammars differ in word order, templates, class sizes, words and shares, and have one k; those "
+        "called drawn have the default templates and words, and a k of their own.",
         (),
         robustness.robustness,
     ),
