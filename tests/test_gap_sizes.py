@@ -31,6 +31,14 @@ from ematrace.train.state import seed_everything
 TINY: dict[str, Any] = {"tokens": 8 * 32 * 4, "sequences": 8, "length": 32, "warmup": 1, "vocab_size": 300}
 
 
+@pytest.fixture(autouse=True, scope="module")
+def _cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Tokenizers and packed text of these tests stay out of the user's cache."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("EMATRACE_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
 @pytest.fixture(scope="module")
 def text(tmp_path_factory: pytest.TempPathFactory) -> str:
     path = tmp_path_factory.mktemp("text") / "text.txt"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,14 @@ from ematrace.ledger import load_claims
 from ematrace.results import Metric
 
 PAST = 1500  # .98^1500 is nothing
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Tokenizers and packed text of these tests stay out of the user's cache."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("EMATRACE_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
 
 
 def information_by_determinants(mixing: list[list[float]], noise: list[float], lag: int) -> float:
