@@ -102,7 +102,7 @@ class TestChain:
         chain = build_chain(scores, "validation")
         assert chain is not None
         assert chain.missing == (CHAIN[3],)
-        assert scores.why_absent(CHAIN[3]) == "no cells"
+        assert scores.why_absent(CHAIN[3]) == "its learning rates were not swept"
         assert chain.steps[2].name == "all units, not 6% and context into the residual"
         assert len(chain.steps) == len(CHANGES) - 1
         assert chain.closes
@@ -175,6 +175,12 @@ class TestWhatMayBePublished:
         rate, found = published_rate(rates, swept, "2m")
         assert found == why
         assert why or rate == 0.004
+
+    def test_an_arm_without_cells_waits_for_cells_or_for_its_rate(self) -> None:
+        edge = sweep(CHAIN[4:5], rates=(0.0005, 0.001, 0.002, 0.003, RATE))
+        scores = load_scores(make_table(*sweep(CHAIN[3:4]), *edge), "2m")
+        reasons = ["no cells", "its best rate, 0.004, is at the end of the grid", "its learning rates were not swept"]
+        assert [scores.why_absent(arm) for arm in CHAIN[3:6]] == reasons
 
     def test_toys_are_never_those_of_another_size(self) -> None:
         cells = table(NATS, size="toy")

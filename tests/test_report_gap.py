@@ -140,7 +140,8 @@ class TestSection:
         assert section.index("Published elsewhere") < section.index("13.27")
 
     def test_a_missing_arm_is_named_with_its_command(self, tmp_path: Path) -> None:
-        partial = data_of(tmp_path / "partial", *files([arm for arm in ARMS if arm not in (CHAIN[3], EMA)]))
+        present = [arm for arm in ARMS if arm not in (CHAIN[3], EMA)]
+        partial = data_of(tmp_path / "partial", *files(present), *sweep([CHAIN[3]]))
         text = section_of(partial)
         assert "ema_error, residual ffn, norm algorithm1: no cells." in text
         assert (

@@ -25,6 +25,7 @@ EXPERIMENT, SWEEP = "gap", "gap_rates"
 TOY = "toy"
 MAIN = "2m"
 TEXTS = ("validation", "wikitext2", "c4")  # in this order, and any others after them
+NOT_SWEPT = "its learning rates were not swept"
 SAME = 9  # decimals to which the unigram's nats agree on the same tokens
 
 Values = NDArray[np.float64]
@@ -69,6 +70,8 @@ class GapScores:
     dropped: Sequence[str] = ()
     """Files that do not fit the others."""
     local: bool = False
+    swept: frozenset[ArmFactors] = frozenset()
+    """Arms whose rates were tried."""
 
     @property
     def is_toy(self) -> bool:
@@ -81,7 +84,10 @@ class GapScores:
 
     def why_absent(self, arm: ArmFactors) -> str | None:
         """None where the arm is there."""
-        return None if arm in self.arms else self.refused.get(arm, "no cells")
+        if arm in self.arms:
+            return None
+        unswept = bool(self.swept) and arm not in self.swept
+        return self.refused.get(arm, NOT_SWEPT if unswept else "no cells")
 
     def common_seeds(self, arms: Iterable[ArmFactors]) -> tuple[int, ...]:
         return tuple(sorted(set.intersection(*(set(self.arms[arm]) for arm in arms))))
@@ -163,8 +169,9 @@ def load_scores(table: Table, size: str, experiment: str = EXPERIMENT, sweep: st
             refused[arm] = why
         else:
             arms[arm] = {run.seed: run for run in found if run.lr == lr}
+    waiting = {arm: found.obstacle for arm, found in swept.items() if arm not in by_arm and found.obstacle is not None}
     local = bool(runs) and table.evidence[experiment][0].local
-    return GapScores(size, dict(arms), refused, dropped, local)
+    return GapScores(size, dict(arms), {**waiting, **refused}, dropped, local, frozenset(swept))
 
 
 def sweeps(table: Table, size: str, experiment: str = SWEEP) -> dict[ArmFactors, Sweep]:
@@ -185,7 +192,7 @@ def published_rate(rates: Sequence[float], sweep: Sweep | None, size: str) -> tu
     if size == TOY:
         return rates[0], "" if len(rates) == 1 else f"cells at several rates: {_list(rates)}"
     if sweep is None:
-        return rates[0], "its learning rates were not swept"
+        return rates[0], NOT_SWEPT
     if sweep.obstacle is not None:
         return sweep.best, sweep.obstacle
     return (
