@@ -383,7 +383,8 @@ def _learned(rates: Tensor) -> bool:
 
 def _steps(A: int, of_few: int) -> int:
     """Of a tile: about as much unrolled code for many rates as for few."""
-    return max(2, of_few // triton.next_power_of_2(triton.cdiv(A, UNROLLED_RATES)))
+    times: int = triton.next_power_of_2(triton.cdiv(A, UNROLLED_RATES))
+    return max(2, of_few // times)
 
 
 def _blocks(A: int, D: int, steps: int) -> dict[str, int]:
