@@ -1,9 +1,13 @@
 """The runs behind results/, on a machine with many cores: every experiment with its number of seeds.
 
 What is there already is not run again, and several machines can share the work with --shard. A tree that was copied
-without its history needs EMATRACE_COMMIT. What needs a GPU is recorded with
+without its history needs EMATRACE_COMMIT. The rates of `feedforward_rules` come first:
 
-    python -m ematrace.experiments spen_training spen_streaming --scale gpu --data SOURCE --out results
+    ematrace reproduce feedforward_rates --out results --report None; python scripts/choose_rates.py
+
+What needs a GPU is recorded with
+
+    python -m ematrace.experiments spen_training spen_streaming spen_prefill --scale gpu --data SOURCE --out results
 """
 
 from __future__ import annotations
@@ -21,7 +25,7 @@ UNSUPERVISED = (
 )
 SEEDS: dict[tuple[str, ...], int] = {
     UNSUPERVISED: 20,
-    ("supervised", "shortcuts"): 5,
+    ("supervised", "shortcuts"): 20,
     ("choices", "spen_model"): 3,
     (ROBUSTNESS,): DRAWS,
 }

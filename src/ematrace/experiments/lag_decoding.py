@@ -14,7 +14,7 @@ from scipy import sparse
 from ematrace.experiments.base import Context, accuracy
 from ematrace.experiments.grammar_task import Floats, GrammarTask, grammar_experiment, grammar_task, words_of
 from ematrace.grammar import Sentence
-from ematrace.probes import GramMatrix, PeelingDecoder, lagged_words
+from ematrace.probes import GramMatrix, PeelingDecoder, Readout, lagged_words
 from ematrace.results import Factors, Metric, Row
 from ematrace.traces import ema_traces
 
@@ -30,8 +30,9 @@ PARTS = {"fast": "fast@forward", "slow": "slow@forward", "traces": "traces@forwa
 def measure(ctx: Context, **grammar: Any) -> list[Row]:
     """Words, nouns and roles k steps back, by a linear probe of the traces and by guessing.
 
-    noun_accuracy is over the places where a noun stood k steps back, and its reader knows that it was one. The reader
-    "role" also knows that noun's role and sees nothing else: what structure alone tells of the noun.
+    noun_accuracy is over the places where a noun stood k steps back, and its reader knows that it was one; that of
+    noun_among_words_accuracy does not, and also has to find out whose turn it was. The reader "role" knows that noun's
+    role and sees nothing else: what structure alone tells of the noun.
     """
     task = grammar_task(ctx, **grammar)
     model = task.spcn()
@@ -41,10 +42,12 @@ def measure(ctx: Context, **grammar: Any) -> list[Row]:
     position = {name: np.searchsorted(traces, cols) for name, cols in columns.items()}
     train_traces, test_traces = train[:, traces], test[:, traces]
 
-    def read(gram: GramMatrix, asked: Mask, answers: Labels) -> dict[str, Metric]:
-        """From each part of the traces."""
-        solved = {name: gram.solve(task.ridge_lambda, cols) for name, cols in position.items()}
-        return {name: score(readout.predict(test_traces[asked]), answers) for name, readout in solved.items()}
+    def solve(gram: GramMatrix) -> dict[str, Readout]:
+        """For each part of the traces."""
+        return {name: gram.solve(task.ridge_lambda, cols) for name, cols in position.items()}
+
+    def read(readouts: dict[str, Readout], asked: Mask, answers: Labels) -> dict[str, Metric]:
+        return {name: score(readout.predict(test_traces[asked]), answers) for name, readout in readouts.items()}
 
     def learn(seen: Mask, labels: Labels, classes: Sequence[str]) -> GramMatrix:
         gram = GramMatrix(len(traces), classes)
@@ -53,16 +56,18 @@ def measure(ctx: Context, **grammar: Any) -> list[Row]:
 
     everything = slice(None)
     roles = [[role for s in sentences for role in s.roles] for sentences in (task.train, task.within)]
-    role_now = read(learn(everything, roles[0], task.roles), everything, roles[1])
+    role_now = read(solve(learn(everything, roles[0], task.roles)), everything, roles[1])
     rows = [Row({"reader": "probe", "trace": name}, {"role_accuracy": found}) for name, found in role_now.items()]
     for lag in LAGS:
         seen, asked = Lagged(task, task.train, lag), Lagged(task, task.within, lag)
         tokens = learn(seen.mask, seen.tokens, task.token_labels)
         by_word = tokens.relabel(task.A.words, {label: label.split()[0] for label in task.token_labels})
+        word_readers, nouns = solve(by_word), learn(seen.at_nouns, seen.nouns, nouns_of(task))
         found = {
-            "word_accuracy": read(by_word, asked.mask, asked.words),
-            "noun_accuracy": read(learn(seen.at_nouns, seen.nouns, nouns_of(task)), asked.at_nouns, asked.nouns),
-            "lagged_role_accuracy": read(task.by_role_gram(tokens), asked.mask, asked.roles),
+            "word_accuracy": read(word_readers, asked.mask, asked.words),
+            "noun_among_words_accuracy": read(word_readers, asked.at_nouns, asked.nouns),
+            "noun_accuracy": read(solve(nouns), asked.at_nouns, asked.nouns),
+            "lagged_role_accuracy": read(solve(task.by_role_gram(tokens)), asked.mask, asked.roles),
         }
         rows += [
             Row({"reader": "probe", "trace": name, "lag": lag}, {metric: by[name] for metric, by in found.items()})

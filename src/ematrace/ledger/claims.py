@@ -188,6 +188,8 @@ class Claim:
     """The paper's words that the predicates test."""
     note: str = ""
     """What a reader of the verdict has to know beside it."""
+    written: str = ""
+    """When its predicates were written: before or after which results."""
     holm: bool = False
     """Its comparisons are one family: they refute the claim only after Holm's correction."""
 
@@ -414,6 +416,7 @@ class _Claim(msgspec.Struct, forbid_unknown_fields=True):
     line: Annotated[int, msgspec.Meta(ge=1)] | None = None
     quote: str = ""
     note: str = ""
+    written: str = ""
     holm: bool = False
 
 
@@ -458,5 +461,6 @@ def _claim(id: str, body: object, where: str, command: str) -> Claim:
         line=read.line,
         quote=read.quote,
         note=read.note,
+        written=read.written,
         holm=read.holm,
     )

@@ -62,6 +62,8 @@ def _lines(row: LedgerRow, claim: Claim, cells: Results) -> Iterator[tuple[str, 
         yield "figures", _table(_figure(f, c, n) for f, c, n in zip(claim.figure, checks, shown, strict=True))
     if claim.note:
         yield "note", Text(claim.note)
+    if claim.written:
+        yield "written", Text(claim.written)
     if row.fitted and row.figure:
         yield "", Text("the grammar was chosen knowing this figure", style="dim")
     if any(LETTERS.fullmatch(word) for name in names.values() for word in name.split()):

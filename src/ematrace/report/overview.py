@@ -159,7 +159,7 @@ class Overview:
                 ours_lines(row, claim),
                 claim.part,
                 f"“{claim.quote}” (line {claim.line})" if claim.quote else "",
-                claim.note,
+                f"{claim.note} Predicates written: {claim.written}.".strip() if claim.written else claim.note,
                 self._control(claim.control),
                 command_of(claim, self.data),
             )

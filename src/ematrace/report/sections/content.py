@@ -56,14 +56,15 @@ def lag_decoding(data: ReportData) -> Sequence[Content | None]:
     columns = [Header(f"lag {lag}", metric="word_accuracy", where={"lag": lag}) for lag in lags]
     columns.append(Header("role", metric="role_accuracy"))
     with_guess = [*rows, Header("guess from the noun's role", "lag_decoding", where=ROLE)]
-    nouns, roles = (
+    nouns, among, roles = (
         [Header(f"lag {lag}", metric=metric, where={"lag": lag}) for lag in lags]
-        for metric in ("noun_accuracy", "lagged_role_accuracy")
+        for metric in ("noun_accuracy", "noun_among_words_accuracy", "lagged_role_accuracy")
     )
     return [
         Block(panels, "panels"),
         measure_table(data, rows, columns, "Accuracy of reading words back, by lag"),
         measure_table(data, with_guess, nouns, "Accuracy of telling nouns apart, where one stood there, by lag"),
+        measure_table(data, rows, among, "Accuracy of the probe for all words, where a noun stood there, by lag"),
         measure_table(data, rows, roles, "Accuracy of reading roles back, by lag"),
     ]
 
