@@ -34,6 +34,7 @@ def rows_of(experiment: str, factors: dict[str, Any], seed: int) -> Iterator[Row
     elif experiment == "trace_decoding":
         for reader in ("linear", "mlp"):
             of: dict[str, Any] = {"representation": "slow", "number_format": "float32", "reader": reader}
+            of["given"] = "topic"
             for lag in (1, 64, 256):
                 yield Row({**of, "lag": lag}, {name: value(seed, lag, name) for name in ("accuracy", "gain_nats")})
             yield Row(of, {"decay_r2": value(seed, reader)})
@@ -91,7 +92,8 @@ def test_units_kept_and_gradients(tmp_path: Path) -> None:
 
 def test_decoding_by_lag(tmp_path: Path) -> None:
     text = shown(gap_controls.decoding, tmp_path, "trace_decoding")
-    assert "SPEN: slow trace, linear" in text
+    assert "SPEN: slow trace, linear, with the topic" in text
+    assert "Nats gained on the token k back: SPEN" in text
     assert "SPEN: topic of the window" in text
     assert "lag 256" in text
     assert "R² of the decay" in text

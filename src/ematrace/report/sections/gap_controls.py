@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import product
 
 from ematrace.analysis.gap_causes import SWITCHES, GradientsAt, Switches, build_gradients, build_switches, is_misleading
 from ematrace.analysis.gap_scores import MAIN
@@ -31,6 +32,7 @@ TRAINED = (
     ("topk_masked", 0.0, "masked"),
 )
 MODELS = {"ema_error": "SPEN", "ema": "EMA, dense", "attention": "attention, dense"}
+SEQUENCES = ("sequence", "keys")
 HELD = {
     "slow": "slow trace",
     "traces": "three traces",
@@ -159,13 +161,18 @@ def decoding(data: ReportData) -> Sequence[Content | None]:
         lines = []
         for held, name in HELD.items():
             where: Factors = {"size": MAIN, "context": context, "representation": held, "number_format": "float32"}
-            points = [*_points(data, {lag: {**where, "lag": lag} for lag in lags}, "trace_decoding", "gain_nats", MLP)]
+            best: Factors = {"reader": "mlp", "given": "nothing" if held in SEQUENCES else "topic"}
+            points = [*_points(data, {lag: {**where, "lag": lag} for lag in lags}, "trace_decoding", "gain_nats", best)]
             lines += [Line(name, points)] if points else []
-            for number_format in ("float32", "bfloat16"):
-                for reader in ("linear", "mlp"):
-                    read: Factors = {**where, "number_format": number_format, "reader": reader}
-                    label = f"{model}: {name}, {reader}{'' if number_format == 'float32' else ', bfloat16'}"
-                    rows.append(Header(label, "trace_decoding", where=read, group=len(panels)))
+            for number_format, given, reader in product(
+                ("float32", "bfloat16"), ("topic", "nothing"), ("linear", "mlp")
+            ):
+                read: Factors = {**where, "number_format": number_format, "given": given, "reader": reader}
+                also = [reader, *(["with the topic"] if given == "topic" else [])]
+                also += [number_format] if number_format != "float32" else []
+                rows.append(
+                    Header(f"{model}: {name}, {', '.join(also)}", "trace_decoding", where=read, group=len(panels))
+                )
         topic: Factors = {"size": MAIN, "context": context, "reader": "topic"}
         rows.append(Header(f"{model}: topic of the window", "trace_decoding", where=topic, group=len(panels)))
         if lines:
@@ -177,9 +184,6 @@ def decoding(data: ReportData) -> Sequence[Content | None]:
         Block(panels, "panels") if panels else None,
         measure_table(data, shown, columns, "Accuracy on the token k steps back") if shown else None,
     ]
-
-
-MLP: Factors = {"reader": "mlp"}
 
 
 def _points(
