@@ -27,7 +27,9 @@ SEEDS: dict[tuple[str, ...], int] = {
     UNSUPERVISED: 20,
     ("supervised", "shortcuts"): 20,
     ("choices", "spen_model"): 3,
-    (ROBUSTNESS,): DRAWS,
+    ("supervised_models",): 20,
+    ("supervised_epochs",): 3,
+    (ROBUSTNESS, "k_by_grammar"): DRAWS,
 }
 
 
