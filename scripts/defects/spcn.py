@@ -46,6 +46,12 @@ def state_not_reset(kernels: Any) -> None:
     skipped(kernels, "clear")
 
 
+@defect("spcn.kernels", "test_spcn_model.py", "share_of_active")
+def states_of_unit_length(kernels: Any) -> None:
+    """Weights are those of the described network, states have the locked one's length: line 171 does not hold."""
+    _rule(kernels, "activate_level", per_active=lambda per_active: False)
+
+
 @defect("spcn.kernels", "test_spcn_kernels.py", "closed_form")
 def fast_and_slow_exchanged(kernels: Any) -> None:
     """The fast traces get the slow rates."""
