@@ -102,11 +102,12 @@ def _table(rows: Iterator[tuple[Text, Text]]) -> Table:
 def _direction(direction: Direction, check: Check, names: dict[Selector, str]) -> tuple[Text, Text]:
     sign, _, style = outcome(check)
     shown, spread = _compared(direction, check, names), _spread(check)
-    if direction.unless is not None and check.beside is not None:
-        shown += f" or {_compared(direction.unless, check.beside, names)}"
-        spread += f"; {_spread(check.beside)}"
-    elif check.beside is not None:
+    if direction.interval == "tokens" and check.beside is not None:
         spread += f"; over seeds {outcome(check.beside)[1]}: {_spread(check.beside)}"
+    while direction.unless is not None and check.beside is not None:
+        direction, check = direction.unless, check.beside
+        shown += f" or {_compared(direction, check, names)}"
+        spread += f"; {_spread(check)}"
     return Text.assemble((sign, style), f" {shown}"), Text(spread)
 
 
