@@ -52,3 +52,20 @@ def fieller_without_the_denominators_noise(intervals: Any) -> None:
         return interval
 
     wrap(intervals, "fieller_interval", plain)
+
+
+@defect("analysis.equivalence", "test_equivalence.py", "statsmodels_with_holm")
+def equivalence_is_not_corrected(equivalence: Any) -> None:
+    """Each of many comparisons is judged as if it were the only one."""
+    wrap(equivalence, "holm_adjusted", lambda original: list)
+
+
+@defect("analysis.equivalence", "test_equivalence.py", "noise or statsmodels")
+def no_difference_is_taken_for_equivalence(equivalence: Any) -> None:
+    """Two systems are the same where no difference is significant."""
+    from ematrace.intervals import mean_p_value
+
+    def not_different(original: Any) -> Any:
+        return lambda a, b, margin: 1 - mean_p_value([x - y for x, y in zip(a, b, strict=True)])
+
+    wrap(equivalence, "equivalence_p_value", not_different)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from defects.planting import defect, skipped, with_result
+from defects.planting import defect, skipped, with_result, wrap
 
 
 @defect("grammar.reader", "test_grammar.py", "structure_shares")
@@ -31,3 +31,23 @@ def roles_off_by_one(grammar: Any) -> None:
 def content_word_in_both_grammars(reader: Any) -> None:
     """A file may share content words between the sides: transfer would be no transfer."""
     skipped(reader, "_check_words")
+
+
+@defect("grammar.draw_full", "test_grammar_drawn.py", "differ_in_all or head_final")
+def one_word_order_for_all(draw_full: Any) -> None:
+    """Every drawn grammar has the first word order."""
+    with_result(draw_full, "word_orders", lambda orders: dict([next(iter(orders.items()))]))
+
+
+@defect("grammar.draw_full", "test_grammar_drawn.py", "differ_in_all")
+def class_sizes_are_not_drawn(draw_full: Any) -> None:
+    """Every class but the last has its least size."""
+
+    def least_but_last(original: Any) -> Any:
+        def sizes(rng: Any, least: dict[str, int], total: int) -> dict[str, int]:
+            *names, last = least
+            return {**{name: least[name] for name in names}, last: total - sum(least[name] for name in names)}
+
+        return sizes
+
+    wrap(draw_full, "_draw_sizes", least_but_last)

@@ -1,7 +1,8 @@
 """The formal-grammar task: roles of words in sentences of grammar A, and on transfer to grammar B.
 
 A `GrammarTask` is one seed's sentences, networks and probes, each made once and only when asked for. A seed changes the
-sentences and the weights alike, so that intervals over seeds cover both.
+sentences and the weights alike, so that intervals over seeds cover both. Results of one seed with the same settings
+`sentences` and `grammar` have the same sentences, whatever the experiment: models are compared seed by seed.
 
 The default grammar was chosen knowing the paper's tables, so agreement on it proves little. Every experiment therefore
 also runs on grammars of which all is drawn that the paper does not state: word order, templates, class sizes, words and
