@@ -29,6 +29,7 @@ SEEDS: dict[tuple[str, ...], int] = {
     ("choices", "spen_model"): 3,
     ("supervised_models",): 20,
     ("supervised_epochs",): 3,
+    ("networks",): 5,
     (ROBUSTNESS, "k_by_grammar"): DRAWS,
 }
 
