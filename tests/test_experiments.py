@@ -48,7 +48,7 @@ from ematrace.spcn import SPCN
 TINY = Sizes(train=40, within=20, transfer=20, bigru_epochs=1)
 SMALL = {"widths": (128, 32, 16, 8)}  # the lemma of `distances` says nothing below 24 ln n dimensions
 GRAMMAR = [name for name, experiment in EXPERIMENTS.items() if experiment.settings is SETTINGS]
-DEFAULT = {"grammar": "default"}
+DEFAULT = dict(load_claims().defaults)
 RECORDED_DRAW = {"grammar": "drawn", "k": 0.04}  # from before grammars were drawn whole; seeds 1, 5, ...
 
 
