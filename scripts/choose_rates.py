@@ -53,15 +53,6 @@ def choose(sweeps: dict[str, list[Sweep]]) -> str:
     return "{\n" + ",\n".join(lines) + "\n}\n"
 
 
-def left_to_do(sweep: Sweep) -> str | None:
-    """What the rule asks for before the arm's rate is trusted."""
-    if sweep.obstacle is not None:
-        return sweep.obstacle
-    if sweep.jumps and max(map(len, sweep.curve.values())) == 1:
-        return f"repeat the best three on more seeds: nats jump around {sweep.best:g}"
-    return None
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="compare instead of writing")
@@ -77,8 +68,8 @@ def main() -> int:
     for name, arms in sweeps.items():
         for sweep in arms:
             counts[name] += sweep.obstacle is None
-            if todo := left_to_do(sweep):
-                print(f"{name}  {json.dumps(dict(sweep.factors))}\n    {todo}")
+            if sweep.obstacle is not None:
+                print(f"{name}  {json.dumps(dict(sweep.factors))}\n    {sweep.obstacle}")
     print("\n".join(f"{name}: {counts[name]} of {len(arms)} arms have a rate" for name, arms in sweeps.items()))
     return 0
 

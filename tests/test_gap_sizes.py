@@ -205,7 +205,7 @@ def weights_of(second: gap_second.LanguageModel) -> Iterator[tuple[str, torch.Te
             yield f"{at}.mixer.W_o.weight", mixer.W_o.weight
 
 
-@pytest.mark.parametrize("arm", gap_second.ARMS, ids=lambda arm: f"{arm.context}-{arm.positions}")
+@pytest.mark.parametrize("arm", gap_second.ARMS, ids=lambda arm: f"{arm.context}-{arm.ffn}-{arm.positions}")
 def test_both_implementations_are_one_function(arm: Arm) -> None:
     d_ff, of = matched_width(arm, "toy", 50, 16), SIZES["toy"]
     torch.manual_seed(0)
@@ -237,7 +237,7 @@ def test_the_second_implementation_reads_the_same_windows_at_the_same_rate(text:
         assert gap_second.rate(step, 100, 10, 3e-3) == pytest.approx(wanted)
 
 
-@pytest.mark.parametrize("arm", gap_second.ARMS[:2], ids=lambda arm: arm.context)
+@pytest.mark.parametrize("arm", gap_second.ARMS[:4], ids=lambda arm: f"{arm.context}-{arm.ffn}")
 def test_both_implementations_have_one_curve_from_the_same_weights(arm: Arm, text: str, tmp_path: Path) -> None:
     settings = {**TINY, "tokens": 8 * 32 * 30, "warmup": 2, "validation": text}
     ctx = Context(seed=1, data=text, settings=settings)

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections import defaultdict
+import math
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import accumulate
 from statistics import fmean
 
 from ematrace.results import Cell
 from ematrace.results.schema import Factor
 
 SELECTION = "selection_nats"  # on the half of the validation text that rates are chosen on
+TRAINED = "train_nats"
 
 Curve = Mapping[float, Mapping[int, float]]
 """Nats by rate and seed."""
@@ -26,17 +29,25 @@ class Sweep:
     curve: Curve
     least: int = 3
     """Rates that it must have."""
+    rises: Mapping[float, float] = field(default_factory=dict)
+    """By rate, how far the training loss ever rose above its lowest value before."""
+
+    @property
+    def means(self) -> dict[float, float]:
+        """Nats by rate, over its seeds."""
+        return {rate: fmean(seeds.values()) for rate, seeds in sorted(self.curve.items())}
 
     @property
     def best(self) -> float:
-        """Of the rates that were measured on the most seeds: where one says too little, the best few are repeated.
-
-        >>> Sweep({}, {0.002: {0: 5.0, 1: 5.2}, 0.004: {0: 5.1, 1: 5.0}, 0.008: {0: 4.9}}).best
+        """
+        >>> Sweep({}, {0.002: {0: 5.0, 1: 5.2}, 0.004: {0: 5.1, 1: 5.0}, 0.008: {0: 5.2}}).best
         0.004
         """
-        most = max(len(seeds) for seeds in self.curve.values())
-        means = {rate: fmean(seeds.values()) for rate, seeds in self.curve.items() if len(seeds) == most}
-        return min(means, key=lambda rate: means[rate])
+        return min(self.means, key=lambda rate: self.means[rate])
+
+    @property
+    def best_three(self) -> list[float]:
+        return sorted(self.means, key=lambda rate: self.means[rate])[:3]
 
     @property
     def obstacle(self) -> str | None:
@@ -49,38 +60,80 @@ class Sweep:
             return f"only {len(self.curve)} of its rates were tried"
         if not min(self.curve) < self.best < max(self.curve):
             return f"its best rate, {self.best:g}, is at the end of the grid"
+        once = [rate for rate in self.best_three if len(self.curve[rate]) < SEEDS_OF_JUMPS]
+        if self.jumps and once:
+            rates = ", ".join(f"{rate:g}" for rate in sorted(once))
+            return f"one seed says too little around its best rate, {self.best:g}: to be repeated at {rates}"
         return None
 
     @property
     def jumps(self) -> bool:
-        """One seed says too little: nats rise and fall again by JUMP, or the best is NARROW below both neighbours."""
-        rates = sorted(self.curve)
-        nats = [fmean(self.curve[rate].values()) for rate in rates]
+        """One seed says too little.
+
+        Nats rise and fall again by JUMP along the rates, the best rate has a neighbour that is CLIFF worse, or at one
+        of these three rates the loss of the training text rose by JUMP while it was trained on.
+        """
+        rates, nats = list(self.means), list(self.means.values())
         at = nats.index(min(nats))
         rises = [nats[i] - min(nats[i + 1 :]) for i in range(at, len(nats) - 1)]
         falls = [nats[i] - min(nats[:i]) for i in range(1, at + 1)]
-        narrow = 0 < at < len(nats) - 1 and min(nats[at - 1], nats[at + 1]) - nats[at] > NARROW
-        return max((*rises, *falls), default=0.0) > JUMP or narrow
+        around = slice(max(0, at - 1), at + 2)
+        cliff = max(nats[around]) - nats[at]
+        diverged = max((self.rises.get(rate, 0.0) for rate in rates[around]), default=0.0)
+        return max((*rises, *falls), default=0.0) > JUMP or cliff > CLIFF or diverged > JUMP
 
 
-JUMP, NARROW = 0.05, 0.1  # nats
+JUMP, CLIFF = 0.05, 0.1  # nats
+SEEDS_OF_JUMPS = 3
 LEAST_RATES = {"gap_rates": 5}  # of the plan; elsewhere the neighbours are enough
 
 
 def sweeps_of(cells: Iterable[Cell]) -> list[Sweep]:
-    """One for each arm, from the cells of a sweep."""
-    least: dict[str, int] = {}
+    """One for each arm, from the cells of a sweep. Cells of other settings than most are left out."""
+    cells = of_most_settings(cells)
     found: dict[str, dict[float, dict[int, float]]] = defaultdict(lambda: defaultdict(dict))
-    arms: dict[str, Mapping[str, Factor]] = {}
+    curves: dict[str, dict[float, dict[int, dict[int, float]]]] = defaultdict(
+        lambda: defaultdict(lambda: defaultdict(dict))
+    )
+    arms: dict[str, tuple[Mapping[str, Factor], int]] = {}
     for cell in cells:
-        metric, rate = cell.metrics.get(SELECTION), cell.factors.get("lr")
-        if metric is None or metric.value is None or not isinstance(rate, int | float):
+        rate, step = cell.factors.get("lr"), cell.factors.get("step")
+        trained = cell.metrics[TRAINED].value if TRAINED in cell.metrics else None
+        if not isinstance(rate, int | float):
             continue
-        factors = {name: value for name, value in cell.factors.items() if name != "lr"}
+        factors = {name: value for name, value in cell.factors.items() if name not in ("lr", "step")}
         key = json.dumps(factors, sort_keys=True)
-        arms[key], least[key] = factors, LEAST_RATES.get(cell.experiment, Sweep.least)
-        found[key][float(rate)][cell.seed] = metric.value
+        if SELECTION in cell.metrics:
+            arms[key] = factors, LEAST_RATES.get(cell.experiment, Sweep.least)
+            nats = cell.metrics[SELECTION].value
+            found[key][float(rate)][cell.seed] = math.inf if nats is None else nats  # unknown: training broke down
+        if trained is not None and isinstance(step, int):
+            curves[key][float(rate)][cell.seed][step] = trained
     return [
-        Sweep(arms[key], {rate: dict(seeds) for rate, seeds in curve.items()}, least[key])
-        for key, curve in found.items()
+        Sweep(
+            factors,
+            {rate: dict(seeds) for rate, seeds in found[key].items()},
+            least,
+            {rate: max(map(largest_rise, seeds.values())) for rate, seeds in curves[key].items()},
+        )
+        for key, (factors, least) in arms.items()
     ]
+
+
+def of_most_settings(cells: Iterable[Cell]) -> list[Cell]:
+    """By experiment and size: a sweep over two texts or budgets would compare what cannot be compared."""
+    listed = [(str((cell.experiment, cell.factors.get("size"))), cell) for cell in cells]
+    keys = [(group, json.dumps(cell.settings, sort_keys=True, default=str)) for group, cell in listed]
+    count = Counter(keys)
+    common = {group: max((n, key) for (other, key), n in count.items() if other == group)[1] for group, _ in count}
+    return [cell for (group, cell), (_, key) in zip(listed, keys, strict=True) if key == common[group]]
+
+
+def largest_rise(curve: Mapping[int, float]) -> float:
+    """How far a loss, by step, ever lies above its lowest value before.
+
+    >>> largest_rise({10: 5.0, 20: 4.0, 30: 4.5, 40: 4.25})
+    0.5
+    """
+    nats = [curve[step] for step in sorted(curve)]
+    return max(value - lowest for value, lowest in zip(nats, accumulate(nats, min), strict=True))

@@ -12,7 +12,7 @@ from typing import Any
 from ematrace.experiments.base import Context, Experiment, Point
 from ematrace.experiments.gap_predictors import ABLATION, INSIDE, SWEPT, PredictorArm
 from ematrace.experiments.gap_rates import MORE_SEEDS, RATES, SEED
-from ematrace.experiments.gap_task import SETTINGS, budget_of, measure_arm
+from ematrace.experiments.gap_task import SETTINGS, budget_of, measure_rate
 from ematrace.results import Row
 
 FIRST: Mapping[str, tuple[float, ...]] = {
@@ -42,7 +42,7 @@ def _point(arm: PredictorArm, size: str, lr: float, seed: int) -> Point:
 
 
 def measure(ctx: Context, *, size: str, lr: float, **arm: Any) -> list[Row]:
-    return measure_arm(ctx, PredictorArm(**arm), size, lr)
+    return measure_rate(ctx, PredictorArm(**arm), size, lr)
 
 
 EXPERIMENT = Experiment(

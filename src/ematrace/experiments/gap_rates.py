@@ -8,7 +8,7 @@ from typing import Any
 
 from ematrace.analysis import gap_design
 from ematrace.experiments.base import Context, Experiment, Point
-from ematrace.experiments.gap_task import SETTINGS, SPEN, Arm, budget_of, measure_arm
+from ematrace.experiments.gap_task import SETTINGS, SPEN, Arm, budget_of, measure_rate
 from ematrace.results import Row
 
 SEED, MORE_SEEDS = 1000, (1001, 1002)
@@ -29,6 +29,7 @@ FACTORIAL = (
 BESIDE = (
     Arm("ema", positions="learned"),
     *(Arm(context, width="fixed") for context in ("none", "ema", "attention")),
+    Arm("ema", norm="algorithm1", width="fixed"),
 )
 ARMS = tuple(dict.fromkeys((*CHAIN, *FACTORIAL, *BESIDE)))
 EXTENDED: Mapping[Arm, tuple[float, ...]] = dict.fromkeys(
@@ -37,9 +38,11 @@ EXTENDED: Mapping[Arm, tuple[float, ...]] = dict.fromkeys(
 """Where the best rate was the largest."""
 REPEATED: Mapping[Arm, tuple[float, ...]] = {
     SPEN: (4e-3, 8e-3, 16e-3),
-    Arm("attention", positions="learned"): (4e-3, 16e-3, 32e-3),
+    Arm("attention"): (2e-3, 4e-3, 8e-3),
+    CHAIN[-1]: (1e-3, 2e-3, 4e-3),
 }
-"""Where one seed said too little (`ematrace.analysis.rates.Sweep.jumps`): the best three rates on two more."""
+"""Where one seed said too little (`ematrace.analysis.rates.Sweep.jumps`): the best three rates on two more. Arms that
+are extended follow when their best rate is inside."""
 
 
 def grid(scale: str, seeds: int) -> Iterable[Point]:
@@ -57,7 +60,7 @@ def _point(arm: Arm, size: str, lr: float, seed: int) -> Point:
 
 
 def measure(ctx: Context, *, size: str, lr: float, **arm: Any) -> list[Row]:
-    return measure_arm(ctx, Arm(**arm), size, lr)
+    return measure_rate(ctx, Arm(**arm), size, lr)
 
 
 EXPERIMENT = Experiment(

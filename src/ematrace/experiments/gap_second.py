@@ -1,4 +1,4 @@
-"""The two decisive arms written a second time: plain torch in float32, no kernels, none of the package's model code.
+"""The decisive arms written a second time: plain torch in float32, no kernels, none of the package's model code.
 
 If `gap` and this differ by more than .05 nats (docs/analysis-plan.md), one of them is wrong. What both share is not
 under test: the text, its windows and their order, the number of units, and how nats are put into slices. The model, its
@@ -43,7 +43,14 @@ from ematrace.text.order import sequences_at
 
 TRACES = (0.5, 0.1, 0.02)  # rates
 STD = 0.02  # of the initial weights
-ARMS = (Arm("ema"), Arm("attention"), Arm("attention", "rope"))
+KEPT = 0.06  # share of the units that top-k keeps
+ARMS = (
+    Arm("ema"),
+    Arm("ema", ffn="topk_ste"),
+    Arm("ema", ffn="topk_masked"),
+    Arm("attention"),
+    Arm("attention", "rope"),
+)
 
 
 class Ema(nn.Module):
@@ -91,17 +98,27 @@ def turn(u: Tensor) -> Tensor:
     return torch.cat([turned.real, turned.imag], -1)
 
 
-class Block(nn.Module):
-    """c = x + mixer(LN(x)), x' = c + W_down GELU(W_up LN(c))."""
+def keep(z: Tensor, k: int, straight_through: bool) -> Tensor:
+    """The k largest of z, the others 0. Straight-through, the gradient is that of z itself."""
+    kept = torch.zeros_like(z).scatter(-1, z.topk(k, -1).indices, 1.0) * z
+    return z + (kept - z).detach() if straight_through else kept
 
-    def __init__(self, d: int, d_ff: int, mixer: nn.Module) -> None:
+
+class Block(nn.Module):
+    """c = x + mixer(LN(x)), x' = c + W_down z, z = GELU(W_up LN(c)) or the 6% of it that are largest."""
+
+    def __init__(self, d: int, d_ff: int, mixer: nn.Module, ffn: str) -> None:
         super().__init__()
+        self.ffn, self.k = ffn, round(KEPT * d_ff)
         self.mixer, self.mixer_norm, self.norm = mixer, nn.LayerNorm(d), nn.LayerNorm(d)
         self.W_up, self.W_down = nn.Linear(d, d_ff, bias=False), nn.Linear(d_ff, d, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
         c = x + self.mixer(self.mixer_norm(x))
-        out: Tensor = c + self.W_down(F.gelu(self.W_up(self.norm(c))))
+        z = F.gelu(self.W_up(self.norm(c)))
+        if self.ffn != "dense":
+            z = keep(z, self.k, straight_through=self.ffn == "topk_ste")
+        out: Tensor = c + self.W_down(z)
         return out
 
 
@@ -115,7 +132,7 @@ class LanguageModel(nn.Module):
         def mixer() -> nn.Module:
             return Ema(d) if arm.context == "ema" else Attention(d, heads, arm.positions == "rope")
 
-        self.blocks = nn.ModuleList(Block(d, d_ff, mixer()) for _ in range(n_layers))
+        self.blocks = nn.ModuleList(Block(d, d_ff, mixer(), arm.ffn) for _ in range(n_layers))
         self.norm = nn.LayerNorm(d)
         for name, p in self.named_parameters():
             if p.ndim == 2:
@@ -211,7 +228,7 @@ def score(model: LanguageModel, windows: Ids) -> NDArray[np.float64]:
 
 EXPERIMENT = Experiment(
     "gap_second",
-    "Two arms of the gap in a second implementation",
+    "Arms of the gap in a second implementation",
     grid=grid,
     measure=measure,
     needs="any",

@@ -13,7 +13,7 @@ from typing import Any
 from ematrace.experiments.base import Context, Experiment, Point
 from ematrace.experiments.gap_rates import MORE_SEEDS, RATES, SEED
 from ematrace.experiments.gap_sizes import DECISIVE, LARGER, scaled_rate
-from ematrace.experiments.gap_task import SETTINGS, SPEN, Arm, budget_of, measure_arm
+from ematrace.experiments.gap_task import SETTINGS, SPEN, Arm, budget_of, measure_rate
 from ematrace.results import Row
 
 FACTORS = (1.0, 0.5, 2.0)
@@ -43,7 +43,7 @@ def _points(arm: Arm, size: str, factors: Iterable[float], seeds: Iterable[int])
 
 
 def measure(ctx: Context, *, size: str, lr: float, **arm: Any) -> list[Row]:
-    return measure_arm(ctx, Arm(**arm), size, lr)
+    return measure_rate(ctx, Arm(**arm), size, lr)
 
 
 EXPERIMENT = Experiment(

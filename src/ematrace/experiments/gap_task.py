@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 
 from ematrace.analysis import gap_design
 from ematrace.analysis.gap_design import ArmFactors
+from ematrace.analysis.rates import SELECTION
 from ematrace.baselines.language import UNIGRAM, Unigram
 from ematrace.experiments.base import Context, Point, number
 from ematrace.experiments.language_task import train_model
@@ -33,6 +34,7 @@ from ematrace.experiments.recall import (
     Ids,
     count_pairs,
     distance_to_last,
+    in_own_document,
     pair_codes,
     recall_rows,
 )
@@ -45,6 +47,7 @@ from ematrace.train import TrainConfig, TrainSummary, load_model
 from ematrace.train.checkpoints import write_folder
 from ematrace.train.data import is_streamed
 from ematrace.train.models import build_model
+from ematrace.train.run import NonFiniteLoss
 
 KEPT = 0.06  # share of the units that the paper's top-k keeps
 SIZES: Mapping[str, Mapping[str, int]] = {
@@ -136,6 +139,14 @@ def measure_arm(ctx: Context, arm: Arm, size: str, lr: float, look: Look = lambd
     return [Row({}, of_model | scored[0].metrics), *rows, *scored[1:]]
 
 
+def measure_rate(ctx: Context, arm: Arm, size: str, lr: float) -> list[Row]:
+    """For a sweep: a rate at which training breaks down is a result, too."""
+    try:
+        return measure_arm(ctx, arm, size, lr)
+    except NonFiniteLoss:
+        return [Row({}, {SELECTION: Metric(None, unit="nats", better="low")})]
+
+
 def scored_rows(
     ctx: Context,
     tokenizer: Path,
@@ -148,16 +159,20 @@ def scored_rows(
     """
     of_model: dict[str, Metric] = {}
     rows: list[Row] = []
+    end_of_text = load_tokenizer(tokenizer).eos_token_id
     for name, source in {"validation": ctx.settings["validation"], **ctx.settings["texts"]}.items():
         text = text_to_score(ctx, source, tokenizer)
         nats, usage = score(text.windows)
         if name == "validation":  # rates are chosen on one half of it and figures are those of the other
-            of_model["selection_nats"] = number(float(nats[::2].mean()), unit="nats", better="low")
+            of_model[SELECTION] = number(float(nats[::2].mean()), unit="nats", better="low")
             nats, text = nats[1::2], text.every_second()
             of_model |= usage_metrics(usage) if usage is not None else {}
             rows += look(text)
         bounds = {"rare": RARE, "rare_here": round(RARE * ctx.settings["tokens"] / ZOOLOGY_TOKENS)}
-        found = recall_rows(nats, text.distance, text.count, bounds, {"unigram_nats": text.unigram})
+        own_document = in_own_document(text.windows, text.distance, end_of_text)
+        context_seen = distance_to_last(text.windows[:, :-1]) > 0
+        others = {"unigram_nats": text.unigram}
+        found = recall_rows(nats, text.distance, text.count, context_seen, own_document, bounds, others)
         rows += [Row({"text": name, **row.factors}, row.metrics) for row in found]
     return [Row({}, of_model), *rows]
 

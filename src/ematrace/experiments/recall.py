@@ -2,6 +2,10 @@
 
 A target x_t is a *recall* token if (x_{t-1}, x_t) occurred earlier in its window. Zoology (Arora et al. 2023, arXiv
 2312.04927) also asks that the pair be rare in the training text, at most 1,250 times, so that it is not known by heart.
+
+Recall tokens are chosen knowing the target: whoever copies gains on them, and loses where the token before the target
+was there earlier with another one after it. So these *misses* are a slice of their own, and where the token before is
+new, nothing could be copied. What retrieval is worth is what hits and misses give together.
 """
 
 from __future__ import annotations
@@ -21,6 +25,7 @@ RARE = 1250  # Zoology's bound on a pair's count in the training text,
 ZOOLOGY_TOKENS = 10_000_000_000  # which had so many tokens
 DISTANCES = (1, 17, 65, 257)  # lower bounds of the ranges
 COUNTS = (0, 1, 10, 100, RARE + 1)
+STRETCHES = 32  # of neighbouring windows
 
 
 def pair_codes(windows: Ids, vocab_size: int) -> Ids:
@@ -46,6 +51,19 @@ def distance_to_last(codes: Ids) -> Ids:
     return distance
 
 
+def in_own_document(windows: Ids, distance: Ids, end_of_text: int) -> Mask:
+    """Of targets whose pair occurred `distance` steps before (0: never): whether no text ended in between.
+
+    >>> in_own_document(np.array([[5, 6, 0, 5, 6, 5, 6]]), np.array([[0, 0, 0, 3, 0, 2]]), end_of_text=0)
+    array([[False, False, False, False, False,  True]])
+    """
+    ended = np.cumsum(windows == end_of_text, axis=1)
+    at = np.arange(1, windows.shape[1])[None, :]
+    first = np.take_along_axis(ended, np.maximum(at - distance - 1, 0), 1)  # where the earlier pair begins
+    inside: Mask = (distance > 0) & (first == ended[:, 1:])
+    return inside
+
+
 def count_pairs(codes: Ids, text: Iterator[Ids], vocab_size: int) -> Ids:
     """How often each pair occurs in a text, given as stretches of tokens that overlap by one."""
     wanted, place = np.unique(codes, return_inverse=True)
@@ -62,16 +80,21 @@ def recall_rows(
     nats: NDArray[np.float64],
     distance: Ids,
     count: Ids,
+    context_seen: Mask,
+    own_document: Mask,
     bounds: Mapping[str, int],
     others: Mapping[str, NDArray[np.float64]],
 ) -> list[Row]:
-    """Mean nats of all targets and of each slice.
+    """Mean nats of all targets and of each slice, and of stretches of the text.
 
+    context_seen   the token before the target occurred earlier in the window
+    own_document   the pair occurred earlier in the same document
     bounds   pairs up to so many in the training text are rare, by the name of the slice
     others   nats of other models on the same targets, by metric
     """
     seen = distance > 0
     slices = {"all": np.ones_like(seen), "recall": seen, "other": ~seen}
+    slices |= {"miss": context_seen & ~seen, "new_context": ~context_seen, "recall_in_document": seen & own_document}
     for name, bound in bounds.items():
         slices |= {f"{name}_recall": seen & (count <= bound), f"{name}_rest": ~(seen & (count <= bound))}
     rows = [
@@ -87,6 +110,10 @@ def recall_rows(
         Row({"pair_count": of}, {metric: _mean(nats, part & mask) for metric, part in parts.items()})
         for of, mask in _ranges(count, COUNTS)
     ]
+    # For intervals over the text: a seed's models all read the same one.
+    masks = {"nats_in_stretch": np.ones_like(seen), "recall_nats_in_stretch": seen}
+    for i, at in enumerate(np.array_split(np.arange(len(nats)), min(STRETCHES, len(nats)))):
+        rows.append(Row({"stretch": i}, {name: _mean(nats[at], mask[at]) for name, mask in masks.items()}))
     return rows
 
 
