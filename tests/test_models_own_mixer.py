@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 from torch import nn
 
+from cli_support import exit_status
 from ematrace.mixers import Mixer, register_mixer
 from ematrace.models import SkeletonConfig, SkeletonForCausalLM
 from ematrace.train import build_model
-from test_language_cli import call
 
 MIXER = '''
 import torch
@@ -75,7 +75,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with pytest.MonkeyPatch.context() as monkeypatch:
         monkeypatch.chdir(here)
         monkeypatch.setenv("EMATRACE_CACHE", str(here / "cache"))
-        assert call(monkeypatch, *TRAIN) == 0
+        assert exit_status(monkeypatch, *TRAIN) == 0
     return here
 
 
@@ -125,13 +125,13 @@ def test_a_command_loads_it_only_when_it_is_named(folder: Path) -> None:
 def test_the_other_commands_take_its_name(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     monkeypatch.chdir(folder)
     options = ("--device", "cpu", "--mixer", "summixer:Mine")
-    assert call(monkeypatch, "generate", "run", "the cat", "--max-new-tokens", "3", *options) == 0
+    assert exit_status(monkeypatch, "generate", "run", "the cat", "--max-new-tokens", "3", *options) == 0
     assert capsys.readouterr().out.startswith("the cat")
-    assert call(monkeypatch, "generate", "run", "the cat", *options[:-1], "summixer:Yours") == 2
+    assert exit_status(monkeypatch, "generate", "run", "the cat", *options[:-1], "summixer:Yours") == 2
     assert "summixer has no class Yours" in " ".join(capsys.readouterr().err.split())
-    assert call(monkeypatch, "stream", "run", "--device", "cpu") == 2
+    assert exit_status(monkeypatch, "stream", "run", "--device", "cpu") == 2
     assert "only a SPEN has a state to stream with" in " ".join(capsys.readouterr().err.split())
-    assert call(monkeypatch, *TRAIN, "--resume", "auto") == 0
+    assert exit_status(monkeypatch, *TRAIN, "--resume", "auto") == 0
 
 
 @pytest.mark.parametrize(

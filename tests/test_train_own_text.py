@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
+from cli_support import exit_status
 from ematrace.text import train_bpe
 from ematrace.text.held_out import TRAINING
 from ematrace.train import TrainConfig, train
 from ematrace.train.config import RECIPES, resolve_recipe
 from ematrace.train.data import fit_to_text
-from test_language_cli import call
 from train_support import GPT2, SPEN, Events, write_prose
 
 SMALL = ("--overrides", *SPEN, "--device", "cpu")
@@ -38,7 +38,7 @@ def test_one_file_is_enough(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     Path("mine.txt").write_text(write_prose(5_000), encoding="utf-8")
-    assert call(monkeypatch, "train", "--data", "mine.txt", *SMALL) == 0
+    assert exit_status(monkeypatch, "train", "--data", "mine.txt", *SMALL) == 0
     said = capsys.readouterr().out
     assert "tokenizer: GPT-2's is not on this machine, so one is trained on the text" in said
     assert "the last 10% of each document" in said
@@ -49,12 +49,12 @@ def test_one_file_is_enough(
     for line in (line.strip() for line in said[said.index("next:") :].splitlines()[1:]):
         assert line.startswith(("ematrace eval run --data mine.txt", "ematrace generate run", "echo "))
     # What it tells to type next works, on the part that was held out, with the same figures.
-    assert call(monkeypatch, "eval", "run", "--data", "mine.txt", "--device", "cpu", "--json") == 0
+    assert exit_status(monkeypatch, "eval", "run", "--data", "mine.txt", "--device", "cpu", "--json") == 0
     figures = json.loads(capsys.readouterr().out)
     assert figures["split"] == "validation"
     assert figures["bytes"] < 0.2 * 5_000
     assert f"{figures['cross_entropy']:.3f} ± {(figures['interval'][1] - figures['interval'][0]) / 2:.3f}" in said
-    assert call(monkeypatch, "generate", "run", "The", "--max-new-tokens", "3", "--device", "cpu") == 0
+    assert exit_status(monkeypatch, "generate", "run", "The", "--max-new-tokens", "3", "--device", "cpu") == 0
 
 
 def test_a_transformer_has_a_sample_too_however_few_its_positions(
@@ -62,7 +62,7 @@ def test_a_transformer_has_a_sample_too_however_few_its_positions(
 ) -> None:
     Path("mine.txt").write_text(write_prose(5_000), encoding="utf-8")
     short = ("--length", "16", "--tokens", "512", "--overrides", *GPT2, "--device", "cpu")
-    assert call(monkeypatch, "train", "--preset", "gpt2-tiny", "--data", "mine.txt", *short) == 0
+    assert exit_status(monkeypatch, "train", "--preset", "gpt2-tiny", "--data", "mine.txt", *short) == 0
     said = capsys.readouterr().out
     assert said[said.index("a sample:") :].split("next:")[0].strip() != "a sample:"
     assert "stream" not in said
@@ -128,7 +128,7 @@ def test_what_cannot_work_is_refused_before_any_work(
     Path("line.txt").write_text("a line\n", encoding="utf-8")
     before = sorted(tmp_path.iterdir())
     monkeypatch.setattr("ematrace.train.data.train_bpe", lambda *_: pytest.fail("a tokenizer was trained"))
-    assert call(monkeypatch, "train", *arguments, "--device", "cpu") == 2
+    assert exit_status(monkeypatch, "train", *arguments, "--device", "cpu") == 2
     (line,) = capsys.readouterr().err.strip().splitlines()
     assert message in line
     assert [path for path in sorted(tmp_path.iterdir()) if path.name != "cache"] == before
@@ -145,19 +145,19 @@ def test_several_models_are_compared_on_the_same_text(
     capsys.readouterr()
     monkeypatch.setenv("COLUMNS", "80")
     evaluated = ("--data", "mine.txt", "--device", "cpu")
-    assert call(monkeypatch, "eval", "a", "b", *evaluated, "--json") == 0
+    assert exit_status(monkeypatch, "eval", "a", "b", *evaluated, "--json") == 0
     told = json.loads(capsys.readouterr().out)
     (difference,) = told["differences"]
     ours, theirs = (model["cross_entropy"] for model in told["models"])
     assert difference["mean"] == pytest.approx(theirs - ours)
     assert difference["interval"][0] < difference["mean"] < difference["interval"][1] < 0  # four times the training
     assert difference["unit"] == "nats per token"
-    assert call(monkeypatch, "eval", "a", "b", "other", *evaluated, "--max-tokens", "100") == 0
+    assert exit_status(monkeypatch, "eval", "a", "b", "other", *evaluated, "--max-tokens", "100") == 0
     table = capsys.readouterr().out
     assert "bits per byte" in table
     assert max(len(line) for line in table.splitlines()) <= 80
     for wrong, message in ((("a", "a"), "a is given twice"), ((), "give a run's folder")):
-        assert call(monkeypatch, "eval", *wrong, *evaluated) == 2
+        assert exit_status(monkeypatch, "eval", *wrong, *evaluated) == 2
         assert message in capsys.readouterr().err
 
 
@@ -177,7 +177,7 @@ def test_a_model_that_held_nothing_out_is_not_said_to_be_scored_on_held_out_text
         (("a",), "mine.txt", (), False),
         (("a", "b"), "other.txt", (), False),
     ):
-        assert call(monkeypatch, "eval", *models, "--data", data, "--device", "cpu", "--json", *more) == 0
+        assert exit_status(monkeypatch, "eval", *models, "--data", data, "--device", "cpu", "--json", *more) == 0
         lines = [line for line in capsys.readouterr().err.splitlines() if "warning" in line]
         expected = "warning: b/model was trained on all of mine.txt, so its figures are of its training text"
         assert lines == ([expected] if warned else []), (models, data)
