@@ -125,7 +125,12 @@ def will_be_measured(selector: Selector) -> bool:
         return True
     of_rows: dict[str, tuple[Any, ...]] = {
         **{"slice": ("all",), "text": ("validation", "wikitext2", "c4"), "representation": ("slow",)},
-        **{"number_format": ("float32",), "reader": ("linear", "mlp", "topic"), "lag": (128, 256), "given": ("topic",)},
+        **{
+            "number_format": ("float32",),
+            "reader": ("linear", "mlp", "topic"),
+            "lag": (32, 64, 128, 256),
+            "given": ("topic",),
+        },
     }
     where = dict(selector.where)
     if any(where.pop(name, values[0]) not in values for name, values in of_rows.items()):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -177,12 +177,40 @@ def test_what_is_read_is_what_the_mixer_had(arm: Arm) -> None:
     torch.testing.assert_close(inputs, model.model.layers[0].mixer_norm(embedded), atol=1e-4, rtol=1e-3)
 
 
-def test_decay_is_a_line_through_the_log_of_the_gain() -> None:
-    found = decay({lag: Metric(3 * math.exp(-0.04 * lag)) for lag in (1, 2, 4, 64, 128)} | {256: Metric(-1.0)})
-    assert found["decay_r2"].value == pytest.approx(1)
-    assert found["decay_per_step"].value == pytest.approx(-0.04)
-    assert found["decay_lags"].value == 4  # 128 lies beyond C44's
-    assert decay({1: Metric(0.1), 2: Metric(-0.1)})["decay_r2"].value is None
+def gained(gain: Callable[[float], float], noise: float = 0.001) -> dict[str, float | None]:
+    """What `decay` finds if a reader gains so much at each lag."""
+    lags = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+    found = decay({lag: {"gain_nats": Metric(gain(lag)), "gain_noise": Metric(noise)} for lag in lags})
+    return {name.removeprefix("decay_"): metric.value for name, metric in found.items()}
+
+
+def test_decay_tells_an_exponential_from_what_looks_like_one() -> None:
+    exponential = gained(lambda lag: 0.3 * math.exp(-0.04 * lag))
+    assert exponential == pytest.approx({"lags": 7, "shape": 1, "r2": 1, "per_step": 0.04}, rel=1e-3)
+    stretched = gained(lambda lag: 0.3 * math.exp(-math.sqrt(lag / 15)))
+    assert stretched["shape"] == pytest.approx(0.5, abs=0.01)
+    assert (stretched["r2"] or 0) > 0.95  # which is why R² alone does not judge
+    assert (gained(lambda lag: 0.3 / lag)["shape"] or 1) < 0.4
+
+
+def test_lags_without_a_gain_count() -> None:
+    """Where they were left out of a line through logarithms, this was an exponential with R² = 1."""
+    found = gained(lambda lag: -0.1 if lag in (2, 8, 32) else 0.3 * math.exp(-0.04 * lag))
+    assert found["lags"] == 4
+    assert (found["r2"] or 0) < 0.8
+    assert gained(lambda lag: 0.3 * math.exp(-0.04 * lag), noise=0.1)["lags"] == 4  # 1 to 8 have .2 or more
+    assert gained(lambda lag: 0.2)["r2"] == 0.0  # no decay at all
+    few = {lag: {"gain_nats": Metric(0.1), "gain_noise": Metric(0.01)} for lag in (1, 2, 4, 8, 16, 32)}
+    assert {metric.value for metric in decay(few).values()} == {None}
+
+
+def test_the_noise_of_a_gain_is_that_of_windows() -> None:
+    """Targets of a window that all move together count once."""
+    of_windows = torch.tensor([0.1, 0.3, 0.5, 0.7])
+    nats = (2 - of_windows)[:, None].expand(4, 50)
+    found = trace_decoding.Scores(nats.flatten(), nats.flatten() > 0).metrics(torch.full((4, 50), 2.0))
+    assert found["gain_nats"].value == pytest.approx(0.4)
+    assert found["gain_noise"].value == pytest.approx(float(of_windows.std()) / 2)
 
 
 def test_attention_keeps_keys_and_values() -> None:
@@ -227,7 +255,7 @@ def test_tokens_are_decoded_from_a_trained_model(tmp_path: Path, monkeypatch: py
     for kind in ("linear", "mlp"):  # starting from what the topic says, little can be lost
         assert (by["slow", kind, "float32", "topic", 4].metrics["gain_nats"].value or 0) > -0.05
     selectors = [s for claim in load_claims() for s in claim.selectors if s.experiment == "trace_decoding"]
-    assert {s.metric for s in selectors} == {"accuracy", "decay_r2"}
+    assert {s.metric for s in selectors} == {"accuracy", "decay_r2", "decay_shape", "decay_lags"}
     for selector in selectors:  # what the ledger looks for, at a lag that a toy has
         of_row = {n: 4 if n == "lag" else v for n, v in selector.where.items() if n not in factors}
         found_rows = [r for r in rows if selector.metric in r.metrics and of_row.items() <= r.factors.items()]

@@ -21,12 +21,15 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import product
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Literal, get_args
 
 import numpy as np
+import numpy.typing as npt
 import torch
+from scipy.optimize import least_squares
 from torch import Tensor
 
 from ematrace.experiments.base import Context, Experiment, Point, accuracy, number
@@ -57,17 +60,19 @@ READERS: Mapping[str, Mapping[str, int]] = {  # windows that readers are fitted 
     "toy": {"windows": 64, "topic_windows": 64, "scored_windows": 32, "epochs": 1, "batch": 512, "hidden": 32},
     "2m": {"windows": 2048, "topic_windows": 8192, "scored_windows": 512, "epochs": 5, "batch": 4096, "hidden": 512},
 }
-DECAY_UNTIL = 64  # lags of C44
+DECAY_LAGS = (1, 2, 4, 8, 16, 32, 64)  # of C44
+SHAPES = (0.1, 4.0)  # bounds
 TRAINING = 0.3  # share of the time
 AT_ONCE = 64  # windows
 
+Floats = npt.NDArray[np.floating]
 Held = Mapping[tuple[str, int], Tensor]
 """By representation and block (0 where it has none): vectors [N, T, F]."""
 
 
 @dataclass(frozen=True)
 class Scores:
-    """Of every target of one lag: its nats, and whether it was the first guess."""
+    """Of every target of one lag: its nats, and whether it was the first guess. `baseline` is [windows, targets]."""
 
     nats: Tensor
     right: Tensor
@@ -76,7 +81,9 @@ class Scores:
         share, n = float(self.right.double().mean()), self.nats.numel()
         found = {"accuracy": accuracy(share, n), "nats": number(float(self.nats.mean()), unit="nats", better="low")}
         if baseline is not None:
-            found["gain_nats"] = number(float((baseline - self.nats).mean()), unit="nats", better="high")
+            gains = (baseline - self.nats.view_as(baseline)).mean(1)  # of windows, whose targets are not independent
+            found["gain_nats"] = number(float(gains.mean()), unit="nats", better="high")
+            found["gain_noise"] = number(float(gains.std()) / math.sqrt(len(gains)), unit="nats")
         return found
 
 
@@ -164,9 +171,8 @@ class Decoding:
                 vectors = whitened(*(at_lag(each, lag).flatten(0, 1) for each in held))
             targets = [at_lag(each, lag).flatten() for each in self.ids]
             found = self.decode(vectors, targets, kind, [prior_at(p, lag, given) for p in self.priors])
-            rows.append(Row({**of, "lag": lag}, found.metrics(at_lag(self.topic.nats, lag).flatten())))
-        gains = {lag: row.metrics["gain_nats"] for lag, row in zip(self.lags, rows, strict=True)}
-        return [*rows, Row(of, decay(gains))]
+            rows.append(Row({**of, "lag": lag}, found.metrics(at_lag(self.topic.nats, lag))))
+        return [*rows, Row(of, decay(dict(zip(self.lags, (row.metrics for row in rows), strict=True))))]
 
     def decode(
         self, vectors: Sequence[Tensor], targets: Sequence[Tensor], kind: Kind, priors: Sequence[Prior]
@@ -253,17 +259,41 @@ def baseline_rows(topic: Scores, ids: Tensor, lags: Iterable[int], counts: Tenso
         yield Row({"reader": "unigram", "lag": lag}, unigram.metrics())
 
 
-def decay(gains: Mapping[int, Metric]) -> dict[str, Metric]:
-    """Line through the log of the gain against the lag: R², slope, and how many lags had a gain to take the log of."""
-    found = [(lag, gain.value) for lag, gain in gains.items() if lag <= DECAY_UNTIL and gain.value and gain.value > 0]
-    metrics = {"decay_lags": number(len(found))}
-    if len(found) < 3:
-        return metrics | {"decay_r2": Metric(None), "decay_per_step": Metric(None, unit="1/token")}
-    lag, log_gain = np.array(found, dtype=float).T
-    log_gain = np.log(log_gain)
-    slope, intercept = np.polyfit(lag, log_gain, 1)
-    left = ((log_gain - slope * lag - intercept) ** 2).sum() / ((log_gain - log_gain.mean()) ** 2).sum()
-    return metrics | {"decay_r2": number(1 - left), "decay_per_step": number(slope, unit="1/token")}
+def decay(metrics: Mapping[int, Mapping[str, Metric]]) -> dict[str, Metric]:
+    """A · exp(-(lag / scale)^shape) fitted to the gains at all of DECAY_LAGS, those without a gain among them.
+
+    decay_shape     1 for an exponential, below for a stretched one, near 0 for a power law
+    decay_r2        of the exponential, that is with shape 1
+    decay_per_step  its rate
+    decay_lags      lags with a gain of more than two standard errors
+    """
+    if not metrics.keys() >= set(DECAY_LAGS):
+        return {name: Metric(None) for name in ("decay_shape", "decay_r2", "decay_per_step", "decay_lags")}
+    lags = np.array(DECAY_LAGS, dtype=float)
+    gains, noise = (np.array([metrics[lag][name].value for lag in DECAY_LAGS]) for name in ("gain_nats", "gain_noise"))
+    *_, shape = fit_decay(lags, gains, SHAPES)[0]
+    (_, log_scale, _), left = fit_decay(lags, gains, (1.0, 1.0))
+    whole = ((gains - gains.mean()) ** 2).sum()
+    return {
+        "decay_shape": number(shape),
+        "decay_r2": number(max(0.0, 1 - left / whole) if whole > 0 else 0.0),
+        "decay_per_step": number(math.exp(-log_scale), unit="1/token"),
+        "decay_lags": number(float((gains > 2 * noise).sum())),
+    }
+
+
+def fit_decay(lags: Floats, gains: Floats, shapes: tuple[float, float]) -> tuple[Floats, float]:
+    """Least squares in nats, not in their logarithm, which small and negative gains would rule. Parameters are A, the
+    log of the scale, and the shape; then the sum of squares that is left."""
+
+    def left(p: Floats) -> Floats:
+        return np.asarray(p[0] * np.exp(-((lags / math.exp(p[1])) ** p[2])) - gains)
+
+    low, high = shapes
+    bounds = ([0.0, math.log(0.01), low - 1e-9], [math.inf, math.log(1e4), high + 1e-9])
+    starts = product([max(gains.max(), 1e-3)], np.log([2.0, 8.0, 32.0, 128.0]), np.clip([0.3, 1.0, 2.0], low, high))
+    best = min((least_squares(left, start, bounds=bounds) for start in starts), key=lambda found: found.cost)
+    return best.x, 2 * best.cost
 
 
 def gaussian_rows(held: Held, lags: Iterable[int], channels: int) -> Iterator[Row]:

@@ -126,7 +126,9 @@ def _gradient_parts(data: ReportData) -> Iterator[Content]:
         steps = build_gradients(data.table, ffn, weight)
         if not steps:
             continue
-        misleading = {True: "misleading", False: "not misleading", None: "too few steps to say"}[is_misleading(steps)]
+        misleading = {True: "misleading", False: "not misleading", None: "too few steps or seeds to say"}[
+            is_misleading(steps)
+        ]
         yield gradient_table(steps, name)
         yield Paragraph(f"By the plan the straight-through gradient is {misleading} there.")
 
@@ -179,6 +181,7 @@ def decoding(data: ReportData) -> Sequence[Content | None]:
             panels.append(_chart(f"Nats gained on the token k back: {model}", lines, "tokens back", "nats"))
     columns = [Header(f"lag {lag}", metric="accuracy", where={"lag": lag}) for lag in lags]
     columns.append(Header("R² of the decay", metric="decay_r2"))
+    columns.append(Header("its shape (exponential: 1)", metric="decay_shape"))
     shown = measured_rows(data, rows, columns)
     return [
         Block(panels, "panels") if panels else None,

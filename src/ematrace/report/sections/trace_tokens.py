@@ -39,7 +39,11 @@ def _model(data: ReportData, of: Factors, lags: Sequence[int]) -> Iterator[Conte
     }
     gains = measure_table(data, read, by_lag["gain_nats"], f"{name}: nats gained over the window's other tokens")
     allowed = measure_table(data, bound, by_lag["nats_all"], f"{name}: nats that Gaussian inputs would allow")
-    decay = [Header("R² of log gain, lags 1 to 64", metric="decay_r2"), Header("per token", metric="decay_per_step")]
+    decay = [
+        Header("R² of an exponential, lags 1 to 64", metric="decay_r2"),
+        Header("per token", metric="decay_per_step"),
+        Header("shape (exponential: 1)", metric="decay_shape"),
+    ]
     line = measure_table(data, read, decay, f"{name}: is the loss exponential?")
     yield measure_table(data, [*baselines, *read], by_lag["accuracy"], f"{name}: accuracy of the token k steps back")
     parts: list[Content] = [part for part in (gains, line, allowed) if part is not None]
