@@ -30,7 +30,7 @@ def run(arm: ArmFactors, seed: int, other: float, recall: float, size: str = "2m
         }
     rows = [
         Row({"text": text, "slice": name}, {"nats": _mean(nats, n), "unigram_nats": _mean(7.0, n)})
-        for text in ("validation", "wikitext2")
+        for text in ("validation", "wikitext2", "c4")
         for name, (nats, n) in slices.items()
     ]
     rows.append(Row({"text": "validation", "distance": "1-16"}, {"recall_nats_by_distance": _mean(recall, RECALL)}))
@@ -50,7 +50,7 @@ def sweep(
     arms: Sequence[ArmFactors], rates: Sequence[float] = (0.001, 0.002, RATE, 0.008, 0.016), best: float = RATE
 ) -> list[CellFile]:
     return [
-        run(arm, 1000, 5.0 + abs(np.log(rate / best)), 4.0, lr=rate, experiment="gap_rates")
+        run(arm, 1000, 5.0 + 0.1 * abs(np.log(rate / best)), 4.0, lr=rate, experiment="gap_rates")
         for arm in arms
         for rate in rates
     ]

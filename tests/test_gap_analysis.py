@@ -21,7 +21,18 @@ from ematrace.analysis.gap import (
     judge_traces,
     ratio,
 )
-from ematrace.analysis.gap_design import ATTENTION, CHAIN, CHANGES, EMA, PLAYERS, ArmFactors, corner
+from ematrace.analysis.gap_design import (
+    ATTENTION,
+    CHAIN,
+    EMA,
+    NO_ERROR_AT_FIXED_WIDTH,
+    PLAYERS,
+    STEP_ENDS,
+    WITHOUT_POSITIONS,
+    ArmFactors,
+    corner,
+    step_name,
+)
 from ematrace.analysis.gap_scores import load_scores, published_rate
 from ematrace.analysis.rates import Sweep
 from ematrace.analysis.shapley import shapley_value
@@ -58,6 +69,8 @@ def test_the_design_is_that_of_the_experiments() -> None:
     assert all(asdict(arm) in measured for arm in ARMS)
     assert len(factorial_arms()) == 12  # eight corners, and four between them
     assert CHAIN[-1] == ArmFactors("attention", "learned", block="gpt2")
+    assert ArmFactors("attention") == WITHOUT_POSITIONS
+    assert ArmFactors("ema", norm="algorithm1", width="fixed") == NO_ERROR_AT_FIXED_WIDTH
 
 
 class TestChain:
@@ -65,20 +78,36 @@ class TestChain:
         recall = {arm: 4.0 - 0.5 * (arm.context == "attention") for arm in CHAIN}
         chain = build_chain(load_scores(table(NATS, recall.__getitem__), "2m"), "validation")
         assert chain is not None
-        assert [step.name for step in chain.steps] == [change.name for change in CHANGES]
-        for step, change in zip(chain.steps, CHANGES, strict=True):
-            planted = 0.5 * RECALL / TOKENS if change.value == "attention" else 0.0
+        assert [step.name for step in chain.steps] == [step_name(*ends) for ends in pairwise(STEP_ENDS)]
+        for step in chain.steps:
+            joined = step.name == "attention with learned positions, not traces"
+            planted, other = (0.5 * RECALL / TOKENS, 0.16) if joined else (0.0, 0.08)
             assert step.recall.mean == pytest.approx(planted, abs=1e-9)
-            assert step.other.mean == pytest.approx(0.1 * (1 - RECALL / TOKENS), abs=0.01)
+            assert step.other.mean == pytest.approx(other, abs=0.01)
             assert step.nats.mean == pytest.approx(step.recall.mean + step.other.mean)
             low, high = step.nats.interval or (0.0, 0.0)
-            assert low < planted + 0.08 < high
+            assert low < planted + other < high
             assert step.p_value is not None
             assert step.p_value < 0.05
         assert chain.whole.nats.mean == pytest.approx(chain.start.mean - chain.end.mean)
         assert sum(step.nats.mean for step in chain.steps) == pytest.approx(chain.whole.nats.mean)
         assert chain.closes
         assert chain.seeds == (0, 1, 2, 3, 4)
+
+    def test_attention_and_positions_are_one_step_and_its_halves_a_detail(self) -> None:
+        """Without positions attention gains nothing here, and with them .2: whose step that is depends on the order."""
+        nats = {**NATS, WITHOUT_POSITIONS: NATS[CHAIN[6]]}
+        whole = build_chain(load_scores(table(nats, noise=0.0), "2m"), "validation")
+        assert whole is not None
+        assert len(whole.steps) == 8
+        assert [half.name for half in whole.halves] == ["attention, not traces", "learned positions"]
+        assert [half.nats.mean for half in whole.halves] == pytest.approx([0.0, 0.16])
+        assert [half.p_value for half in whole.halves] == [None, None]
+        del nats[WITHOUT_POSITIONS]
+        without = build_chain(load_scores(table(nats, noise=0.0), "2m"), "validation")
+        assert without is not None
+        assert (without.halves, without.missing) == ((), ())
+        assert [step.nats.mean for step in without.steps] == pytest.approx([step.nats.mean for step in whole.steps])
 
     def test_intervals_are_paired(self) -> None:
         """Seeds move all arms together by .02: an unpaired interval would be ten times as wide."""
@@ -104,7 +133,7 @@ class TestChain:
         assert chain.missing == (CHAIN[3],)
         assert scores.why_absent(CHAIN[3]) == "its learning rates were not swept"
         assert chain.steps[2].name == "all units, not 6% and context into the residual"
-        assert len(chain.steps) == len(CHANGES) - 1
+        assert len(chain.steps) == 7
         assert chain.closes
 
     @pytest.mark.parametrize("end", [0, -1])
@@ -266,9 +295,48 @@ class TestShares:
 
         scores = load_scores(table(nats), "2m")
         shares = [found for text in scores.texts if (found := build_shares(scores, text)) is not None]
-        assert len(shares) == 2
+        assert len(shares) == 3
         assert judge_traces(shares) == outcome
         assert judge_traces([]) is None
+
+    @pytest.mark.parametrize(
+        ("first", "last", "outcome"),
+        [
+            (0.95, 0.9, "for"),
+            (0.1, 0.3, "against"),
+            (1.0, 0.45, "depends"),
+            (0.3, 0.55, "depends"),
+            (0.7, 0.6, "mixed"),
+        ],
+    )
+    def test_first_and_last_must_be_on_one_side_of_a_half(self, first: float, last: float, outcome: str) -> None:
+        """Of a nat, context is worth `first` with the sparse layer and `last` with a dense one."""
+
+        def nats(arm: ArmFactors) -> float:
+            worth = last if arm.ffn == "dense" else first
+            return 6.0 - worth * ("attention" in arm.context) - (1 - last) * (arm.ffn == "dense")
+
+        scores = load_scores(table(nats), "2m")
+        shares = [found for text in scores.texts if (found := build_shares(scores, text)) is not None]
+        assert judge_traces(shares) == outcome
+        for found in shares:
+            context = found.first["context"], found.players["context"], found.last["context"]
+            assert [part.share for part in context] == pytest.approx([first, (first + last) / 2, last], abs=0.01)
+            assert all(part.interval is not None for part in context)
+
+    def test_every_text_counts(self) -> None:
+        """On C4 alone context is worth little: then neither word is given."""
+
+        def shares_of(context: float) -> Any:
+            scores = load_scores(
+                table(lambda arm: 6.0 - context * ("attention" in arm.context) - (1 - context) * (arm.ffn == "dense")),
+                "2m",
+            )
+            return build_shares(scores, "validation")
+
+        most, little = shares_of(0.9), shares_of(0.2)
+        assert judge_traces([most, most]) == "for"
+        assert judge_traces([most, little]) == "depends"
 
 
 class TestFieller:
@@ -339,5 +407,9 @@ def test_what_would_make_us_doubt_is_said() -> None:
     fixed = {ArmFactors(name, width="fixed"): nats for name, nats in (("ema", 4.9), ("attention", 5.0))}
     wide = load_scores(table({EMA: 5.0, ArmFactors("attention"): 4.9, **fixed}), "2m")
     assert any("d_ff is not matched" in doubt for doubt in doubts(wide, []))
+    twins = {CHAIN[4]: 5.0, CHAIN[5]: 4.9, NO_ERROR_AT_FIXED_WIDTH: 5.1}
+    [doubt] = doubts(load_scores(table(twins), "2m"), [])
+    assert doubt.startswith("No prediction error changes sign where d_ff is not matched")
+    assert doubts(load_scores(table({**twins, NO_ERROR_AT_FIXED_WIDTH: 4.95}), "2m"), []) == []
     noisy = load_scores(table({EMA: 5.0}, noise=0.2), "2m")
     assert any(doubt.startswith("The seeds of ema differ by") for doubt in doubts(noisy, []))

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 from html import unescape
 from io import StringIO
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
 from cells_support import make_table
-from ematrace.analysis.gap_design import ATTENTION, CHAIN, CHANGES, EMA, ArmFactors
+from ematrace.analysis.gap_design import ATTENTION, CHAIN, EMA, STEP_ENDS, ArmFactors, step_name
 from ematrace.report.charts import Box, Fall, Mark, RowChart, waterfall_chart
 from ematrace.report.data import ReportData
 from ematrace.report.findings import gap_finding
@@ -91,7 +93,7 @@ class TestWaterfall:
 class TestFinding:
     def test_it_opens_the_page_before_the_counts(self, data: ReportData) -> None:
         page = render_report(data)
-        assert page.index("Most of the gap is not the traces.") < page.index('class="tally"')
+        assert page.index("At 2M parameters, most of the gap is not the traces.") < page.index('class="tally"')
 
     def test_its_numbers_are_those_of_the_cells(self, data: ReportData) -> None:
         found = gap_finding(data)
@@ -103,7 +105,15 @@ class TestFinding:
         assert "all units, not 6% −.4" in found.text
         assert "3 seeds." in found.text
         assert isinstance(found.chart, RowChart)
-        assert [row.label for row in found.chart.rows[1:-1]] == [change.name for change in CHANGES]
+        assert [row.label for row in found.chart.rows[1:-1]] == [step_name(*ends) for ends in pairwise(STEP_ENDS)]
+        gap = re.search(
+            r"at 2M parameters, a gap of (\S+) \(\S+\) nats on C4 \((\S+) times in perplexity\), where the paper has "
+            "8x on C4",
+            found.text,
+        )
+        assert gap is not None
+        assert float(gap[1]) == pytest.approx(start - end, abs=0.002)
+        assert float(gap[2]) == pytest.approx(math.exp(start - end), abs=0.01)
 
     def test_a_toy_is_called_one_and_decides_nothing(self, tmp_path: Path) -> None:
         toy = data_of(tmp_path / "toy", *files((*CHAIN, ATTENTION), size="toy"))
@@ -133,7 +143,24 @@ class TestSection:
     def test_steps_add_up_on_every_text(self, section: str) -> None:
         assert "The steps add up to the whole distance: held-out text" in section
         assert "does not close" not in section
-        assert section.count("sum of the steps") == 2
+        assert section.count("sum of the steps") == 3
+        assert section.count("of which attention, not traces") == section.count("of which learned positions") == 3
+
+    def test_context_as_first_and_as_last_change(self, section: str) -> None:
+        """Of .72 nats, context is worth .16 whenever it changes: .1 on others, .4 on recall tokens, a fifth of all."""
+        for when in ("as the first change", "averaged over orders", "as the last"):
+            row = re.search(rf"context {when} (\S+) \S+ (\S+)%", section)
+            assert row is not None
+            assert float(row[1]) == pytest.approx(0.16, abs=0.003)
+            assert float(row[2]) == pytest.approx(100 * 0.16 / 0.72, abs=0.3)
+        assert "“The whole gap is the traces”: against; at 2M parameters, a gap of" in section
+
+    def test_without_c4_nothing_is_judged(self, tmp_path: Path) -> None:
+        made = files()
+        for file in made:
+            file.cells[:] = [row for row in file.cells if row.factors.get("text") != "c4"]
+        text = section_of(data_of(tmp_path / "two texts", *made))
+        assert "“The whole gap is the traces”: not judged; at 2M parameters, a gap of" in text
 
     def test_zoologys_table_is_marked_as_published_elsewhere(self, section: str) -> None:
         assert "Published elsewhere, not measured here: Zoology" in section

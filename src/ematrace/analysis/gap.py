@@ -19,24 +19,27 @@ from ematrace.analysis.gap_design import (
     ATTENTION_AT_FIXED_WIDTH,
     BETWEEN,
     CHAIN,
-    CHANGES,
     EMA,
     EMA_AT_FIXED_WIDTH,
+    NO_ERROR_AT_FIXED_WIDTH,
     PLAYERS,
+    STEP_ENDS,
+    WITHOUT_POSITIONS,
     ArmFactors,
     corner,
+    step_name,
 )
 from ematrace.analysis.gap_scores import EXPERIMENT, TOY, GapScores, Run, Values, runs_of
-from ematrace.analysis.shapley import occasions, shapley_value
+from ematrace.analysis.shapley import first_and_last, occasions, shapley_value
 from ematrace.intervals import fieller_interval, holm_adjusted, mean_p_value
 from ematrace.results import Interval, Sample, Table
 
 SMALLEST_GAP = 0.1  # nats: shares of less are not given
 SPREAD = 0.05  # nats between seeds, or between two versions of a model, that would make us doubt
-ALL_TRACES, NOT_TRACES = 0.75, 0.5  # of the whole distance, for and against "the whole gap is the traces"
+ALL_TRACES, HALF = 0.75, 0.5  # of the whole distance, for and against "the whole gap is the traces"
 ADDS_UP = 1e-6  # nats; parts of the same cells differ by rounding only
 DISTANCES = ("1-16", "17-64", "65-256", "257+")
-Outcome = Literal["for", "against", "mixed"]
+Outcome = Literal["for", "against", "mixed", "depends"]
 
 
 @dataclass(frozen=True)
@@ -62,6 +65,8 @@ class Chain:
     seeds: tuple[int, ...]
     missing: tuple[ArmFactors, ...]
     """Arms without cells; the steps on both sides of one are shown as one step."""
+    halves: tuple[Step, ...] = ()
+    """Of the joined step: attention without positions, then learned positions. Empty where an arm is missing."""
 
     @property
     def remainder(self) -> float:
@@ -81,7 +86,7 @@ class Chain:
 
 def build_chain(scores: GapScores, text: str) -> Chain | None:
     """None where an end of the chain is missing: then there is no distance."""
-    present = [arm for arm in CHAIN if arm in scores.arms]
+    present = [arm for arm in STEP_ENDS if arm in scores.arms]
     if CHAIN[0] not in present or CHAIN[-1] not in present:
         return None
     seeds = scores.common_seeds(present)
@@ -92,9 +97,18 @@ def build_chain(scores: GapScores, text: str) -> Chain | None:
         adjusted = holm_adjusted([mean_p_value(step.nats.values) for step in steps])
         steps = [replace(step, p_value=p) for step, p in zip(steps, adjusted, strict=True)]
     start, end = (Sample(tuple(scores.nats(arm, text, "all", seeds))) for arm in (CHAIN[0], CHAIN[-1]))
-    missing = tuple(arm for arm in CHAIN if arm not in present)
+    missing = tuple(arm for arm in STEP_ENDS if arm not in present)
     whole = replace(_step(scores, text, CHAIN[0], CHAIN[-1], seeds), name="the whole distance")
-    return Chain(text, start, end, tuple(steps), whole, seeds, missing)
+    return Chain(text, start, end, tuple(steps), whole, seeds, missing, _halves(scores, text, seeds))
+
+
+def _halves(scores: GapScores, text: str, seeds: Sequence[int]) -> tuple[Step, ...]:
+    """On the seeds of the chain, so that they add up to the joined step."""
+    middle = CHAIN.index(WITHOUT_POSITIONS)
+    arms = CHAIN[middle - 1 : middle + 2]
+    if any(not set(seeds) <= set(scores.arms.get(arm, ())) for arm in arms):
+        return ()
+    return tuple(_step(scores, text, one, other, seeds) for one, other in pairwise(arms))
 
 
 def _step(scores: GapScores, text: str, before: ArmFactors, after: ArmFactors, seeds: Sequence[int]) -> Step:
@@ -106,9 +120,7 @@ def _step(scores: GapScores, text: str, before: ArmFactors, after: ArmFactors, s
     if not np.allclose(recall + other, nats, rtol=0, atol=ADDS_UP):
         path = scores.arms[after][seeds[0]].path
         raise ValueError(f"{path}: recall and other tokens of {text!r} do not add up to all")
-    first, last = CHAIN.index(before), CHAIN.index(after)
-    name = " and ".join(change.name for change in CHANGES[first:last])
-    return Step(name, Sample(tuple(nats)), Sample(tuple(recall)), Sample(tuple(other)), None)
+    return Step(step_name(before, after), Sample(tuple(nats)), Sample(tuple(recall)), Sample(tuple(other)), None)
 
 
 @dataclass(frozen=True)
@@ -140,6 +152,10 @@ class Shares:
     players: Mapping[str, Ratio]
     split: Mapping[str, Ratio]
     """Of ffn's value: to the true gradient, and from there to all units."""
+    first: Mapping[str, Ratio]
+    """What each is worth as the first change: context with the straight-through top-k behind the residual."""
+    last: Mapping[str, Ratio]
+    """And as the last one: context with a dense layer and a direct residual."""
     seeds: tuple[int, ...]
 
 
@@ -166,6 +182,7 @@ def build_shares(scores: GapScores, text: str) -> Shares | None:
 
     whole = worth(frozenset(players)) - worth(frozenset())
     values = {player: shapley_value(player, players, worth) for player in players}
+    ends = {player: first_and_last(player, players, worth) for player in players}
     # In each order ffn moves at one corner: its step there is cut at the masked gradient.
     cuts = [(share, before, nats(corner(before, ffn=BETWEEN))) for before, share in occasions("ffn", players)]
     split = {
@@ -177,19 +194,29 @@ def build_shares(scores: GapScores, text: str) -> Shares | None:
         Sample(tuple(whole)),
         {player: ratio(value, whole) for player, value in values.items()},
         {name: ratio(np.asarray(value), whole) for name, value in split.items()},
+        {player: ratio(first, whole) for player, (first, _) in ends.items()},
+        {player: ratio(last, whole) for player, (_, last) in ends.items()},
         seeds,
     )
 
 
 def judge_traces(shares: Sequence[Shares]) -> Outcome | None:
-    """Is the whole gap the traces? By context's share on every text given; None where one has no share."""
-    intervals = [found.players["context"].interval for found in shares]
-    known = [ends for ends in intervals if ends is not None]
-    if not shares or len(known) < len(intervals):
+    """Is the whole gap the traces? By context's shares on every text given; None where one has no share.
+
+    For and against also need that context is on one side of a half as the first change and as the last one. `depends`:
+    it is on one side with some of the other changes made, and on the other side with others.
+    """
+    averages = [of.players["context"].interval for of in shares]
+    at_ends = [found["context"].interval for of in shares for found in (of.first, of.last)]
+    known, ends = ([found for found in part if found is not None] for part in (averages, at_ends))
+    if not shares or len(known) + len(ends) < len(averages) + len(at_ends):
         return None
-    if all(low > ALL_TRACES for low, _ in known):
+    above, below = [low > HALF for low, _ in ends], [high < HALF for _, high in ends]
+    if all(above) and all(low > ALL_TRACES for low, _ in known):
         return "for"
-    return "against" if all(high < NOT_TRACES for _, high in known) else "mixed"
+    if all(below) and all(high < HALF for _, high in known):
+        return "against"
+    return "depends" if any(above) and any(below) else "mixed"
 
 
 @dataclass(frozen=True)
@@ -259,19 +286,26 @@ def doubts(scores: GapScores, shares: Sequence[Shares]) -> list[str]:
     return found + _width_doubts(scores, text)
 
 
+# Steps that also change the feed-forward layer's width: with parameters matched, and with SPEN's width on both sides.
+TWINS = {
+    "Attention against traces": ((EMA, WITHOUT_POSITIONS), (EMA_AT_FIXED_WIDTH, ATTENTION_AT_FIXED_WIDTH), "context"),
+    "No prediction error": ((CHAIN[4], CHAIN[5]), (CHAIN[4], NO_ERROR_AT_FIXED_WIDTH), "the error"),
+}
+
+
 def _width_doubts(scores: GapScores, text: str) -> list[str]:
-    """Attention against traces with the feed-forward layer at SPEN's width, and with all parameters matched."""
-    pairs = ((EMA, ArmFactors("attention")), (EMA_AT_FIXED_WIDTH, ATTENTION_AT_FIXED_WIDTH))
-    if any(arm not in scores.arms for pair in pairs for arm in pair):
-        return []
-    gains = [
-        (scores.nats(one, text, "all", seeds) - scores.nats(other, text, "all", seeds)).mean()
-        for one, other in pairs
-        for seeds in (scores.common_seeds((one, other)),)
-    ]
-    if gains[0] * gains[1] >= 0:
-        return []
-    return ["Attention against traces changes sign where d_ff is not matched: the step is not ascribed to context."]
+    found = []
+    for name, (*pairs, factor) in TWINS.items():
+        if any(arm not in scores.arms for pair in pairs for arm in pair):
+            continue
+        gains = [
+            (scores.nats(one, text, "all", seeds) - scores.nats(other, text, "all", seeds)).mean()
+            for one, other in pairs
+            for seeds in (scores.common_seeds((one, other)),)
+        ]
+        if gains[0] * gains[1] < 0:
+            found.append(f"{name} changes sign where d_ff is not matched: the step is not ascribed to {factor}.")
+    return found
 
 
 @dataclass(frozen=True)

@@ -47,7 +47,7 @@ SPEN = ArmFactors("ema_error", ffn="topk_ste", residual="ffn", norm="algorithm1"
 
 @dataclass(frozen=True)
 class Change:
-    """One step of the chain: a factor that takes another value."""
+    """From one arm of the chain to the next: a factor that takes another value."""
 
     name: str
     factor: str
@@ -65,10 +65,31 @@ CHANGES = (
     Change("learned positions", "positions", "learned"),
     Change("GPT-2's details", "block", "gpt2"),
 )
+# Attention without positions has no order at all, so neither half is a fair step: they count as one, and the halves are
+# shown as a detail of it.
+JOINED, JOINED_NAME = (CHANGES[6], CHANGES[7]), "attention with learned positions, not traces"
 START, END = "SPEN, Algorithm 1's block", "GPT-2's block"
 CHAIN: tuple[ArmFactors, ...] = tuple(
     accumulate(CHANGES, lambda arm, change: replace(arm, **{change.factor: change.value}), initial=SPEN)  # type: ignore[arg-type]
 )
+WITHOUT_POSITIONS = CHAIN[7]
+STEP_ENDS = tuple(arm for arm in CHAIN if arm != WITHOUT_POSITIONS)
+
+
+def step_name(before: ArmFactors, after: ArmFactors) -> str:
+    """Every change between two arms of the chain.
+
+    >>> step_name(CHAIN[1], CHAIN[3])
+    'true gradient of the top-k and all units, not 6%'
+    >>> step_name(CHAIN[6], CHAIN[8]), step_name(CHAIN[6], CHAIN[7])
+    ('attention with learned positions, not traces', 'attention, not traces')
+    """
+    changes = CHANGES[CHAIN.index(before) : CHAIN.index(after)]
+    if not set(JOINED) <= set(changes):
+        return " and ".join(change.name for change in changes)
+    names = [JOINED_NAME if change == JOINED[0] else change.name for change in changes if change != JOINED[1]]
+    return " and ".join(names)
+
 
 # Where each player of the factorial starts, and where it ends.
 PLAYERS: Mapping[str, tuple[Mapping[str, str], Mapping[str, str]]] = {
@@ -90,6 +111,8 @@ SPLIT_NAMES = {
 
 EMA, ATTENTION = ArmFactors("ema"), ArmFactors("attention", positions="rope")
 EMA_AT_FIXED_WIDTH, ATTENTION_AT_FIXED_WIDTH = (ArmFactors(name, width="fixed") for name in ("ema", "attention"))
+NO_ERROR_AT_FIXED_WIDTH = replace(CHAIN[5], width="fixed")
+"""Twin of the arm after "no prediction error as input", a step that also widens d_ff from 512 to 640."""
 
 
 def corner(changed: Iterable[str], **other: str) -> ArmFactors:

@@ -33,3 +33,15 @@ def shapley_value(player: Player, players: Sequence[Player], worth: Worth[Player
     """Of worth(set of players that moved), which may be an array: a value per seed."""
     total = sum(share * (worth(before | {player}) - worth(before)) for before, share in occasions(player, players))
     return np.asarray(total, dtype=np.float64)
+
+
+def first_and_last(player: Player, players: Sequence[Player], worth: Worth[Player]) -> tuple[Values, Values]:
+    """What a player adds before all others, and after them. Its Shapley value hides how far these are apart.
+
+    >>> together = lambda moved: np.array([float(len(moved) == 2)])  # worth something only where both moved
+    >>> first_and_last("a", "ab", together)
+    (array([0.]), array([1.]))
+    """
+    nobody, all_others = frozenset[Player](), frozenset(other for other in players if other != player)
+    first, last = (np.asarray(worth(before | {player}) - worth(before)) for before in (nobody, all_others))
+    return first, last

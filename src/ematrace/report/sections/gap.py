@@ -3,20 +3,31 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from statistics import fmean
 
 from markupsafe import Markup
 
-from ematrace.analysis.gap import CONTRASTS, DEFINITIONS, Chain, Contrast, Ratio, RecallShare, Shares, build_trend
-from ematrace.analysis.gap_design import PLAYER_NAMES, SPLIT_NAMES, ArmFactors
+from ematrace.analysis.gap import (
+    CONTRASTS,
+    DEFINITIONS,
+    Chain,
+    Contrast,
+    Outcome,
+    Ratio,
+    RecallShare,
+    Shares,
+    Step,
+    build_trend,
+)
+from ematrace.analysis.gap_design import JOINED_NAME, PLAYER_NAMES, SPLIT_NAMES, ArmFactors
 from ematrace.analysis.gap_scores import EXPERIMENT, MAIN, SWEEP, sweeps
 from ematrace.analysis.second import MARGIN, agreements
 from ematrace.report.charts import Line, LineChart, Point, linear_axis, log_axis
 from ematrace.report.data import ReportData
 from ematrace.report.formatting import interval, number, over_seeds, plural
-from ematrace.report.gap import GapData, chain_chart, share_text, text_name, with_interval
+from ematrace.report.gap import JUDGED, GapData, chain_chart, gap_size, share_text, text_name, with_interval
 from ematrace.report.parts import Block, Content, DataTable, Fold, Paragraph, code, plain_table
 from ematrace.report.tables import Header, measure_table
 from ematrace.results import Sample
@@ -25,6 +36,13 @@ DEFINITION_NAMES = {
     "pair": "pair seen before in the window",
     "rare": "and at most 1,250 times in training (Zoology)",
     "rare_here": "and as rare in proportion to the tokens trained on",
+}
+VERDICTS: Mapping[Outcome | None, str] = {
+    "for": "for",
+    "against": "against",
+    "mixed": "mixed",
+    "depends": "mixed, it depends on the rest",
+    None: "not judged",
 }
 # Not ours: Arora et al. 2023, arXiv 2312.04927, models of 360M parameters trained on 10B tokens of the Pile.
 ZOOLOGY_SOURCE = (
@@ -88,15 +106,20 @@ def _notes(gap: GapData) -> Iterator[Content]:
 
 def chain_table(chain: Chain) -> DataTable:
     heads = [f"step, on {text_name(chain.text)}", "nats", "95%", "on repeated pairs", "on other tokens", "p (Holm)"]
-    rows = [
-        [step.name, *_nats(step.nats), _mean(step.recall), _mean(step.other), _p_value(step.p_value)]
-        for step in chain.steps
-    ]
+    rows = [row for step in chain.steps for row in _step_rows(step, chain.halves)]
     total = [math.fsum(getattr(step, part).mean for step in chain.steps) for part in ("nats", "recall", "other")]
     rows.append(["sum of the steps", number(total[0], 3), "", *(number(x, 3) for x in total[1:]), ""])
     whole = chain.whole
     rows.append([whole.name, *_nats(whole.nats), _mean(whole.recall), _mean(whole.other), ""])
     return plain_table(heads, rows, f"By how much each step lowers the loss on {text_name(chain.text)}")
+
+
+def _step_rows(step: Step, halves: Sequence[Step]) -> Iterator[list[Content]]:
+    """The step; under the joined one its halves, which are no steps of their own and have no p-value."""
+    yield [step.name, *_nats(step.nats), _mean(step.recall), _mean(step.other), _p_value(step.p_value)]
+    if JOINED_NAME in step.name:
+        for half in halves:
+            yield [f"of which {half.name}", *_nats(half.nats), _mean(half.recall), _mean(half.other), ""]
 
 
 def _closing(chains: Sequence[Chain]) -> Paragraph | None:
@@ -138,11 +161,34 @@ def _shares(gap: GapData) -> Iterator[Content]:
         "direct. Intervals of shares are Fieller's; of a distance below .1 nats no share is given."
     )
     yield plain_table(heads, [rows[0], rows[1], rows[2], rows[4], rows[5], rows[3]], "Shapley values of three changes")
-    verdict = {"for": "for", "against": "against", "mixed": "mixed"}.get(str(gap.outcome), "not judged")
     yield Paragraph(
-        f"“The whole gap is the traces”: {verdict}. For if the interval of context's share lies above .75 on held-out "
-        "text and on WikiText-2, against if below .5."
+        "A Shapley value is a mean over orders and hides how far they are apart. Beside it: what context is worth as "
+        "the first change, with SPEN's sparse layer and residual, and as the last one, dense and direct."
     )
+    rows = [
+        [f"context {when}", *(x for s in gap.shares for x in _ratio(found(s)["context"]))]
+        for when, found in (("as the first change", _first), ("averaged over orders", _players), ("as the last", _last))
+    ]
+    yield plain_table(heads, rows, "Context, by when it changes")
+    at = f"; {gap_size(gap)}" if gap.chains else ""
+    yield Paragraph(
+        f"“The whole gap is the traces”: {VERDICTS[gap.outcome]}{at}. For if the interval of context's share lies "
+        f"above .75 and those as the first and as the last change above .5, on {_and(map(text_name, JUDGED))}; "
+        "against if all three lie below .5."
+    )
+
+
+def _and(names: Iterable[str]) -> str:
+    *first, last = names
+    return f"{', '.join(first)} and {last}"
+
+
+def _first(shares: Shares) -> Mapping[str, Ratio]:
+    return shares.first
+
+
+def _last(shares: Shares) -> Mapping[str, Ratio]:
+    return shares.last
 
 
 def _players(shares: Shares) -> Mapping[str, Ratio]:
