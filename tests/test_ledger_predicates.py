@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -512,6 +513,17 @@ class TestUnless:
         check = check_direction(direction, make_table(*make_runs("one", a=a, b=b)).select)
         assert (check.holds, check.undecided) == (holds, undecided)
         assert check.predicate == "one/a < 0.5 or one/b < 0.5"
+
+    @pytest.mark.parametrize(("a", "b"), [(REFUTED, OPEN), (OPEN, REFUTED), (REFUTED, REFUTED), (REFUTED, HOLDS)])
+    def test_evidence_against_is_that_of_the_weaker(self, a: Sample, b: Sample) -> None:
+        """It takes both to refute."""
+        one, other = (Direction(parse(f"one/{name}"), "<", 0.5) for name in "ab")
+        select = make_table(*make_runs("one", a=a, b=b)).select
+        alone = [check_direction(direction, select).p_against for direction in (one, other)]
+        assert alone[0] != alone[1] or a is b
+        assert check_direction(replace(one, unless=other), select).p_against == max(alone)
+        exact = Direction(parse("one/b"), "==", 0.5)  # has no p-value
+        assert check_direction(replace(one, unless=exact), select).p_against is None
 
     def test_both_must_be_measured(self) -> None:
         direction = Direction(parse("one/a"), "<", 0.5, unless=Direction(parse("one/gone"), "<", 0.5))

@@ -25,7 +25,7 @@ significance, the other has no interval. Nor is a point: without an interval the
 one says how many `seeds` it takes. With `unless` a predicate holds if either of two does, and is refuted if both are.
 
 `p_against` is the one-sided p-value against a predicate, below .025 where its interval refutes it: for claims whose
-comparisons are corrected as a family.
+comparisons are corrected as a family. With `unless` it is the larger of the two.
 """
 
 from __future__ import annotations
@@ -295,7 +295,9 @@ def _either(direction: Direction, lookup: Lookup) -> Check:
     """Holds if one of the two does, is refuted if both are."""
     assert direction.unless is not None
     first, second = check_direction(replace(direction, unless=None), lookup), check_direction(direction.unless, lookup)
-    both = replace(first, predicate=direction.text, beside=second)
+    known = first.p_against is not None and second.p_against is not None
+    p_against = max(first.p_against or 0.0, second.p_against or 0.0) if known else None
+    both = replace(first, predicate=direction.text, beside=second, p_against=p_against)
     if first.holds is None or second.holds is None:
         return replace(both, holds=None, undecided=False, missing=tuple(dict.fromkeys(first.missing + second.missing)))
     holds = first.holds or second.holds
