@@ -722,3 +722,6 @@ def test_the_rate_of_a_rule_is_the_best_at_which_it_does_not_collapse():
         run(1000, "frozen", 0.0, 0.99, 0.99),
     ]
     assert choose(cells) == {"foldiak": 0.03, "pghu": 0.03}
+    broken = [run(1000, "foldiak", 0.3, 0.99, 0.99), run(1001, "foldiak", 0.3, None, None, None, None)]
+    lost = [run(1000, "oja", 0.3, None, None, None, None)]
+    assert choose([*cells, *broken, *lost]) == {"foldiak": 0.03, "pghu": 0.03}, "a rate fails if it does on one seed"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,7 @@ from ematrace.analysis.gap_causes import GRADIENTS, PREDICTORS, build_gradients,
 from ematrace.experiments.gap_predictors import ABLATION, INSIDE, WAY, PredictorArm
 from ematrace.experiments.gap_straight_through import MEASURED
 from ematrace.experiments.gap_task import SPEN
-from ematrace.results import CellFile, Metric, Row, Table
+from ematrace.results import CellFile, Metric, Row, Sample, Table
 
 PLANTED = {"query": 0.3, "values": 0.1, "residual": 0.01}
 STATIC = {"ffn": 4.5, "direct": 4.2}
@@ -101,3 +101,16 @@ def test_a_misleading_gradient_is_one_on_all_seeds_at_the_end() -> None:
     assert judged(gradients({}, halves=0.05)) is False  # the true gradient itself is mostly text
     assert build_gradients(low, "topk_masked", 0.0) == ()
     assert is_misleading(()) is None
+
+
+def test_too_few_seeds_or_values_do_not_tell_whether_a_gradient_misleads() -> None:
+    (*_, at) = build_gradients(gradients({}), "topk_ste", 0.01)
+    assert at.misleads is True
+    for change in (
+        {"cosine": Sample(()), "halves": Sample(())},
+        {"cosine": Sample((0.1, 0.1)), "halves": Sample((0.9, 0.9))},
+        {"halves": Sample(())},
+        {"cosine": Sample((0.1, 0.1, float("nan")))},
+    ):
+        assert replace(at, **change).misleads is None
+        assert is_misleading([replace(at, step=step, **change) for step in range(4)]) is None

@@ -23,6 +23,7 @@ SWITCHES = {"query": ("slow_trace", "input"), "values": ("as_read", "normalised"
 SMALLEST_EFFECT = 0.02  # nats
 MISLEADING = 0.5  # cosine to the true gradient
 LAST = 4  # measured steps that decide
+LEAST_SEEDS = 3
 
 Key = TypeVar("Key")
 Setting = tuple[str, str, str]
@@ -98,8 +99,11 @@ class GradientsAt:
     nats: Sample
 
     @property
-    def misleads(self) -> bool:
-        """On every seed."""
+    def misleads(self) -> bool | None:
+        """On every seed; None for fewer than LEAST_SEEDS, or where one has no value."""
+        seeds = min(len(self.cosine.values), len(self.halves.values))
+        if seeds < LEAST_SEEDS or not (self.cosine.known and self.halves.known):
+            return None
         pairs = zip(self.cosine.values, self.halves.values, strict=True)
         return all(cosine < min(MISLEADING, halves) for cosine, halves in pairs)
 
@@ -118,9 +122,10 @@ def _gradients_at(table: Table, where: Mapping[str, Factor]) -> GradientsAt:
 
 
 def is_misleading(steps: Iterable[GradientsAt]) -> bool | None:
-    """At the last steps; None where fewer were measured."""
+    """At the last steps; None where fewer were measured, or one of them on too few seeds."""
     last = sorted(steps, key=lambda at: at.step)[-LAST:]
-    return all(at.misleads for at in last) if len(last) == LAST else None
+    found = [at.misleads for at in last]
+    return None if len(found) < LAST or None in found else all(found)
 
 
 def _common_seeds(selections: Iterable[Selection]) -> tuple[int, ...]:

@@ -3,7 +3,7 @@
 `scripts/choose_rates.py` writes the chosen rates to `feedforward_rates.json` beside this file, from which
 `feedforward_rules` takes them. The rule was fixed before the first sweep: of the rates at which neither weights nor
 codes collapse on any seed, the one with the highest sum of W and T; of all rates where all collapse. That is the rate
-at which the claim is hardest on itself.
+at which the claim is hardest on itself. A rate without a value on any of its seeds is out.
 """
 
 from __future__ import annotations
@@ -71,8 +71,11 @@ def choose(cells: Iterable[Cell]) -> dict[str, float]:
     """The rate of each rule that was swept, by the rule at the top of this file."""
     found: dict[str, dict[float, list[Cell]]] = defaultdict(lambda: defaultdict(list))
     for cell in cells:
-        if cell.factors["rule"] != "frozen" and all(cell.metrics[name].value is not None for name in METRICS):
+        if cell.factors["rule"] != "frozen":
             found[str(cell.factors["rule"])][float(cell.factors["rate"])].append(cell)
+
+    def is_known(runs: list[Cell]) -> bool:
+        return all(run.metrics[name].value is not None for run in runs for name in METRICS)
 
     def collapses(runs: list[Cell]) -> bool:
         return min(_value(run, name) for run in runs for name in ("weight_pr", "code_pr")) < COLLAPSED
@@ -81,7 +84,10 @@ def choose(cells: Iterable[Cell]) -> dict[str, float]:
         return fmean(_value(run, "within") + _value(run, "transfer") for run in runs)
 
     chosen = {}
-    for rule, by_rate in sorted(found.items()):
+    for rule, of_rule in sorted(found.items()):
+        by_rate = {rate: runs for rate, runs in of_rule.items() if is_known(runs)}
+        if not by_rate:
+            continue
         whole = {rate: runs for rate, runs in by_rate.items() if not collapses(runs)} or by_rate
         chosen[rule] = max(whole, key=lambda rate: (accuracy(whole[rate]), -rate))
     return chosen
