@@ -5,12 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from scipy import stats
-from statsmodels.stats.multitest import multipletests
-from statsmodels.stats.weightstats import ttost_paired
 
 from cells_support import make_file, make_table
-from ematrace.analysis.equivalence import MARGIN, METRICS, compare_by_k
-from ematrace.results import Metric, Row
+from ematrace.analysis.equivalence import MARGIN, METRICS, compare, compare_by_k
+from ematrace.ledger import Direction, check_direction
+from ematrace.results import Metric, Row, Selector
 
 SEEDS = 20
 TRUE = {0.02: -0.2, 0.08: 0.001, 0.16: 0.03}  # SPCN minus the EMA
@@ -45,6 +44,8 @@ def test_outcomes_are_what_was_made():
 
 
 def test_p_values_are_those_of_statsmodels_with_holm():
+    multipletests = pytest.importorskip("statsmodels.stats.multitest").multipletests
+    ttost_paired = pytest.importorskip("statsmodels.stats.weightstats").ttost_paired
     table, values = cells()
     found = compare_by_k(table)
     pairs = [values[c.where["k"], c.metric] for c in found]
@@ -55,6 +56,22 @@ def test_p_values_are_those_of_statsmodels_with_holm():
     for c, (a, b) in zip(found, pairs, strict=True):
         assert c.difference == pytest.approx((a - b).mean())
         assert c.interval == pytest.approx(tuple(stats.ttest_rel(a, b).confidence_interval()))
+
+
+@pytest.mark.parametrize("margin", [0.005, 0.0083, 0.01])
+def test_the_same_is_what_the_ledger_calls_within(margin: float):
+    """The 95% interval lies inside; at the second margin only that of 90% does. One comparison: nothing to correct."""
+    differences = np.array([0.001, 0.006, -0.002, 0.009, 0.004])
+    ends = stats.ttest_1samp(differences, 0).confidence_interval(0.95)
+    files = []
+    for seed, difference in enumerate(differences):
+        rows = [Row({"system": name}, {"w": Metric(0.5 + d)}) for name, d in (("a", difference), ("b", 0.0))]
+        files.append(make_file(*rows, experiment="e", seed=seed))
+    table = make_table(*files)
+    (found,) = compare(table, "e", ({"system": "a"}, {"system": "b"}), [{}], ["w"], margin)
+    a, b = (Selector("e", "w", {"system": name}) for name in "ab")
+    within = check_direction(Direction(a, "within", b, by=margin), table.select)
+    assert (found.outcome == "same") is within.holds is bool(ends.high < margin)
 
 
 def test_noise_shows_nothing_and_is_not_called_the_same():

@@ -1,6 +1,7 @@
 """Whether two systems are the same, within a margin: paired TOST, corrected by Holm over all comparisons of a table.
 
-"The same" is shown only where the interval lies inside the margin; a difference that is not significant shows nothing.
+"The same" is shown only where the 95% interval lies inside the margin, as by `within` in the ledger: each of the two
+one-sided tests at 2.5%. Holm's correction asks for more. A difference that is not significant shows nothing.
 """
 
 from __future__ import annotations
@@ -18,10 +19,13 @@ from ematrace.intervals import (
     paired_difference_interval,
 )
 from ematrace.results import Factors, Selector, Table
+from ematrace.results.sample import CONFIDENCE
 
 MARGIN = 0.03
 """Of accuracies: the ledger's tolerance, which was fixed before any result."""
-LEVEL = 0.05
+LEVEL = 1 - CONFIDENCE
+SAME_LEVEL = LEVEL / 2
+"""Of the TOST: the interval of the confidence in use lies inside the margin."""
 EXPERIMENT = "k_by_grammar"
 SPCN, WITHOUT_NETWORK = "spcn", "ema_onehot"
 METRICS = ("within", "transfer", "deep")
@@ -46,7 +50,7 @@ class Comparison:
 
     @property
     def outcome(self) -> Outcome:
-        same, different = self.p_same < LEVEL, self.p_different < LEVEL
+        same, different = self.p_same < SAME_LEVEL, self.p_different < LEVEL
         if same:
             return "different, within the margin" if different else "same"
         return "different" if different else "undecided"
