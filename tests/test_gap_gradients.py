@@ -129,7 +129,16 @@ def test_cosine_and_length_are_those_of_one_long_vector() -> None:
     assert length(one) == pytest.approx(np.linalg.norm(u))
     assert cosine(one, other) == pytest.approx(u @ v / np.linalg.norm(u) / np.linalg.norm(v))
     assert np.isnan(cosine(one, {name: 0 * part for name, part in other.items()}))
-    assert evenly(np.arange(10)[:, None], 5).ravel().tolist() == [0, 2, 4, 6]  # two halves of the same size
+
+
+@pytest.mark.parametrize(
+    ("windows", "most", "taken"), [(127, 64, 64), (10, 5, 4), (7, 64, 6), (64, 64, 64), (200, 64, 64)]
+)
+def test_windows_are_spread_over_all_in_two_halves_of_the_same_size(windows: int, most: int, taken: int) -> None:
+    found = evenly(np.arange(windows)[:, None], most).ravel()
+    assert len(found) == taken
+    gaps = np.diff([*found, windows + found[0]])  # also after the last
+    assert gaps.max() - gaps.min() <= 1
 
 
 def context(tmp_path: Path, **changes: Any) -> Context:

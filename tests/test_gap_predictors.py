@@ -15,6 +15,7 @@ from ematrace.experiments import (
     gap_predictor_rates,
     gap_predictors,
     gap_rates,
+    gap_sizes,
     gap_sparsity,
     gap_straight_through,
     gap_task,
@@ -89,6 +90,12 @@ def test_an_arm_has_the_rate_of_the_sweep_that_decides(monkeypatch: pytest.Monke
     }
     assert set(asked) <= swept
     assert {key for sweep, key in swept if sweep == "gap_predictor_rates"} <= {key for _, key in asked}  # none in vain
+
+
+def test_a_larger_models_rate_is_rounded_as_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (gap_predictors, gap_sizes):
+        monkeypatch.setattr(module, "chosen_rate", lambda sweep, factors: 4e-3 if factors["size"] == "2m" else None)
+    assert gap_predictors.rate_of(ABLATION[0], "130m") == gap_sizes.rate_at(SPEN, "130m") == 6.67e-4
 
 
 def test_predictors_are_matched_in_parameters() -> None:

@@ -51,6 +51,17 @@ def test_every_model_and_coding_is_a_row_below_the_papers():
     assert (body[0][6], body[0][-1]) == ("–", "3")
 
 
+def test_a_file_without_any_of_the_columns_is_a_row_of_dashes():
+    factors = {"grammar": "default", "model": "gru", "embedding": 64, "word_dropout": 0.0}
+    rows = [Row({"unseen": "zero"}, {"train_nats": Metric(0.01, "nats")})]
+    partial = make_file(*rows, experiment="supervised_models", factors=factors)
+    (table,) = supervised_models(data_of(make_table(partial)))
+    assert rows_of(table)[1][4:] == ["–"] * 6 + ["0"]
+    lacking = make_file(*rows, experiment="supervised_models", factors={"grammar": "default"})
+    (table,) = supervised_models(data_of(make_table(lacking)))
+    assert len(rows_of(table)) == 1
+
+
 def test_the_network_by_k_has_a_row_for_each_k_and_metric():
     (table,) = network_by_k(data_of(cells()[0]))
     found = {row[0]: row for row in rows_of(table)}

@@ -21,7 +21,8 @@ from torch import Tensor
 from ematrace.experiments.base import Context, Experiment, Point, number
 from ematrace.experiments.chosen_rates import chosen_rate
 from ematrace.experiments.gap_rates import DIRECT, RATES, UNBALANCED
-from ematrace.experiments.gap_task import SCORED_AT_ONCE, SETTINGS, SIZES, SPEN, Arm, ScoredText, budget_of, measure_arm
+from ematrace.experiments.gap_sizes import over_width
+from ematrace.experiments.gap_task import SCORED_AT_ONCE, SETTINGS, SPEN, Arm, ScoredText, budget_of, measure_arm
 from ematrace.mixers.ema_attention import EmaAttentionMixer
 from ematrace.models.block import Block
 from ematrace.results import Row
@@ -102,7 +103,7 @@ def rate_of(arm: PredictorArm, size: str) -> float | None:
         return RATES[0]
     if size not in ("2m", "ablation"):
         rate = rate_of(arm, "2m")
-        return None if rate is None else rate * SIZES["2m"]["d_model"] / SIZES[size]["d_model"]
+        return None if rate is None else over_width(rate, size)
     factors = asdict(swept_as(arm))
     if arm.predictor == "static" and size == "2m":
         return chosen_rate("gap_rates", {**{name: factors[name] for name in asdict(SPEN)}, "size": size})

@@ -52,9 +52,16 @@ def rate_at(arm: Arm, size: str) -> float | None:
 def scaled_rate(arm: Arm, size: str, factor: float = 1.0) -> float | None:
     """The rate of `2m` over the width, times `factor`."""
     at_2m = rate_at(arm, "2m")
-    if at_2m is None:
-        return None
-    return float(f"{factor * at_2m * SIZES['2m']['d_model'] / SIZES[size]['d_model']:.3g}")
+    return None if at_2m is None else over_width(factor * at_2m, size)
+
+
+def over_width(at_2m: float, size: str) -> float:
+    """A rate of `2m` for the width of another size, to three digits.
+
+    >>> over_width(0.006, "130m")
+    0.001
+    """
+    return float(f"{at_2m * SIZES['2m']['d_model'] / SIZES[size]['d_model']:.3g}")
 
 
 def _swept(arm: Arm) -> Arm:

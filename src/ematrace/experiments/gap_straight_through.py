@@ -15,6 +15,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -87,7 +88,8 @@ def measure(ctx: Context, *, size: str, lr: float, **arm: Any) -> list[Row]:
 
 def evenly(windows: Ids, most: int) -> Ids:
     """At most that many, an even number, spread over all."""
-    return windows[:: max(1, len(windows) // most)][: most // 2 * 2]
+    count = min(len(windows), most) // 2 * 2
+    return windows[np.arange(count) * len(windows) // max(1, count)]
 
 
 def model_after(step: int, trained: TrainedArm) -> Any:

@@ -32,11 +32,11 @@ def _model_table(data: ReportData, experiment: str) -> Content:
     paper = [data.paper(Selector("supervised", m, {"unseen": "untrained", **w})) for m, w in COLUMNS.values()]
     rows: list[list[Content]] = [["the paper", "", "", "", *map(number, paper), "–"]]
     cells = (stored.cell.factors for stored in data.table.evidence[experiment])
-    points = dict.fromkeys(tuple(f[name] for name in MODEL_FACTORS) for f in cells if "unseen" in f)
+    points = dict.fromkeys(tuple(f[name] for name in MODEL_FACTORS) for f in cells if f.keys() >= set(MODEL_FACTORS))
     for values in points:
         where = dict(zip(MODEL_FACTORS, values, strict=True))
         samples = [data.sample(Selector(experiment, m, {**where, **w})) for m, w in COLUMNS.values()]
-        seeds = max(len(s.values) for s in samples if s is not None)
+        seeds = max((len(s.values) for s in samples if s is not None), default=0)
         means = ["–" if s is None else f"{number(s.mean, 3)} ({interval(s.interval, 3)})" for s in samples]
         rows.append([*map(factor_text, values), *means, str(seeds)])
     heads = ["model", "embedding", "word dropout", "unseen words", *COLUMNS, "seeds"]
