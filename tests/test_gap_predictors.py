@@ -69,7 +69,7 @@ def test_the_design_is_the_plans(monkeypatch: pytest.MonkeyPatch) -> None:
         assert decides.ffn == arm.ffn
         assert decides.predictor == arm.predictor
     points = list(gap_predictors.grid("gpu", 5))
-    assert len(points) == len({(tuple(p.factors.items()), p.seed) for p in points}) == 5 * 2 * 19 + 3 * 14 + 3 * 3
+    assert len(points) == len({(tuple(p.factors.items()), p.seed) for p in points}) == 5 * (23 + 19) + 3 * 10 + 3 * 3
     assert {p.seed for p in points} == set(range(5))
     assert {p.factors["size"]: p.factors["lr"] for p in points} == {"2m": 6e-3, "ablation": 6e-3, "130m": 1e-3}
     sweep = list(gap_predictor_rates.grid("gpu", 1))

@@ -86,6 +86,7 @@ WAY = (STATIC_DIRECT, *SWITCHED[1:], *MIXERS)
 WIDE = tuple(replace(arm, width="fixed") for arm in ABLATION[1:5])
 """Of Algorithm 1's block with d_ff as it is: matched in parameters, a large predictor leaves the layer few units."""
 WIDE_DENSE = tuple(replace(arm, width="fixed") for arm in ABLATION[-4:])
+"""The same in the dense block, at `2m` alone."""
 SWEPT = (*(arm for arm in ABLATION if arm.predictor != "static"), SWITCHED[-1], *MIXERS)
 """At `2m`; the static predictor's rates are the chain's."""
 FEWER_SEEDS = 3  # for what is beside the ablation itself
@@ -116,10 +117,10 @@ def grid(scale: str, seeds: int) -> Iterable[Point]:
         yield from _points((INSIDE, SWITCHED[-1]), "toy", 0)
         return
     for seed in range(seeds):
-        yield from _points((*ABLATION, *WIDE), "2m", seed)
+        yield from _points((*ABLATION, *WIDE, *WIDE_DENSE), "2m", seed)
         yield from _points((*ABLATION, *WIDE), "ablation", seed)
     for seed in range(min(seeds, FEWER_SEEDS)):
-        yield from _points((*WAY, *WIDE_DENSE), "2m", seed)
+        yield from _points(WAY, "2m", seed)
     for seed in range(min(seeds, FEWER_SEEDS)):
         yield from _points(ABLATION[:3], "130m", seed)  # the paper's three
 
