@@ -6,10 +6,10 @@ import math
 import re
 import tomllib
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import resources
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -24,7 +24,7 @@ Kind = Literal["accuracy", "cross_entropy", "perplexity", "speed"]
 Otherwise = Literal["not testable here", "undecided"]
 Interval = Literal["seeds", "tokens"]
 ID = re.compile(r"[A-Za-z]+[0-9]{1,9}")
-SECTIONS = ("defaults", "robustness", "unpublished")
+FACTOR_SECTIONS = ("defaults", "robustness")
 
 
 class ClaimsError(ValueError):
@@ -182,6 +182,8 @@ class Claim:
     requires: tuple[Condition, ...] = ()
     seeds: int = 1
     """Fewer leave it undecided."""
+    first_seed: int = 0
+    """Seeds before this one do not count: they were looked at before it was settled how many it takes."""
     line: int | None = None
     """Of the paper's LaTeX text, for `quote`."""
     quote: str = ""
@@ -206,6 +208,12 @@ class Claim:
         return tuple(dict.fromkeys(selector.experiment for selector in self.selectors))
 
 
+class Unpublished(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """From this seed on, seeds are for choosing settings: their cells are no evidence."""
+
+    seed: Annotated[int, msgspec.Meta(ge=0)] | None = None
+
+
 @dataclass(frozen=True)
 class Claims:
     """Claims in order, C before F and each by number, with the factors that their selectors leave out.
@@ -220,13 +228,12 @@ class Claims:
     """A selector that does not name one of these factors means this value of it."""
     robustness: Factors = field(default_factory=dict)
     """The cells on which directions are tested again, seed by seed; none for no factors."""
-    unpublished: Factors = field(default_factory=dict)
-    """`seed`: from this one on, seeds are for choosing settings. Their cells are no evidence."""
+    unpublished: Unpublished = Unpublished()
 
     def choose(self, table: Table) -> Table:
         """The cells that are evidence: with the default factors, and on seeds that nothing was chosen on."""
-        first = float(self.unpublished.get("seed", math.inf))
-        return Table(s for s in table.at(self.defaults).cells if s.cell.seed < first)
+        first = self.unpublished.seed
+        return Table(s for s in table.at(self.defaults).cells if first is None or s.cell.seed < first)
 
     def __iter__(self) -> Iterator[Claim]:
         return iter(self.claims)
@@ -268,16 +275,19 @@ class Claims:
         return ", ".join(run[0] if len(run) == 1 else f"{run[0]} to {run[-1]}" for run in runs)
 
     def __or__(self, other: Claims) -> Claims:
-        """Both, in order; an id that is in both is refused."""
+        """Both, in order; an id that is in both is refused. Which cells are evidence is as in the first."""
         both = [claim.id for claim in other if claim.id in self]
         if both:
             raise ClaimsError(f"{both[0]}: this claim is there already")
-        return Claims(
-            tuple(sorted((*self, *other), key=_order)),
-            {**self.defaults, **other.defaults},
-            {**self.robustness, **other.robustness},
-            {**self.unpublished, **other.unpublished},
-        )
+        for name in FACTOR_SECTIONS:
+            for factor, value in getattr(other, name).items():
+                if getattr(self, name).get(factor) != value:
+                    raise ClaimsError(
+                        f"{name}: '{factor}' would change the evidence for other claims; name it in selectors"
+                    )
+        if other.unpublished.seed not in (None, self.unpublished.seed):
+            raise ClaimsError("unpublished: 'seed' would change the evidence for other claims; leave it out")
+        return replace(self, claims=tuple(sorted((*self, *other), key=_order)))
 
 
 def load_claims(path: str | Path | None = None) -> Claims:
@@ -301,7 +311,8 @@ def load_claims(path: str | Path | None = None) -> Claims:
 
 
 def parse_claims(text: str, source: str = "claims") -> Claims:
-    """Claims from TOML text: a table for each, beside those of SECTIONS and the `command` that tests them.
+    """Claims from TOML text: a table for each, beside `defaults`, `robustness`, `unpublished` and the `command`
+    that tests them.
 
     >>> claims = parse_claims('''
     ... [X1]
@@ -320,9 +331,10 @@ def parse_claims(text: str, source: str = "claims") -> Claims:
     command = record.pop("command", "")
     if not isinstance(command, str):
         raise ClaimsError(f"{source}: command: it must be text")
-    sections = {name: _factors(record.pop(name, {}), f"{source}: {name}") for name in SECTIONS}
+    defaults, robustness = (_section(record, name, dict[Name, Factor], source) for name in FACTOR_SECTIONS)
+    unpublished = _section(record, "unpublished", Unpublished, source)
     claims = [_claim(id, body, f"{source}: {' '.join(id.split())}", command) for id, body in record.items()]
-    return Claims(tuple(sorted(claims, key=_order)), **sections)
+    return Claims(tuple(sorted(claims, key=_order)), defaults, robustness, unpublished)
 
 
 def _order(claim: Claim) -> tuple[str, int]:
@@ -334,11 +346,11 @@ def _parts(id: str) -> tuple[str, int]:
     return letters.upper(), int(id[len(letters) :])
 
 
-def _factors(table: object, where: str) -> dict[str, Factor]:
+def _section(record: dict[str, Any], name: str, kind: Any, source: str) -> Any:
     try:
-        return msgspec.convert(table, dict[Name, Factor])
+        return msgspec.convert(record.pop(name, {}), kind)
     except msgspec.ValidationError as error:
-        raise ClaimsError(f"{where}: {one_line(error)}") from error
+        raise ClaimsError(f"{source}: {name}: {one_line(error)}") from error
 
 
 class _Direction(msgspec.Struct, forbid_unknown_fields=True):
@@ -413,6 +425,7 @@ class _Claim(msgspec.Struct, forbid_unknown_fields=True):
     control: _Control | None = None
     requires: tuple[_Condition, ...] = ()
     seeds: Annotated[int, msgspec.Meta(ge=1)] = 1
+    first_seed: Annotated[int, msgspec.Meta(ge=0)] = 0
     line: Annotated[int, msgspec.Meta(ge=1)] | None = None
     quote: str = ""
     note: str = ""
@@ -458,6 +471,7 @@ def _claim(id: str, body: object, where: str, command: str) -> Claim:
         control=control,
         requires=requires,
         seeds=read.seeds,
+        first_seed=read.first_seed,
         line=read.line,
         quote=read.quote,
         note=read.note,

@@ -12,7 +12,7 @@ from typing import Any
 from ematrace.intervals import holm_adjusted
 from ematrace.ledger.claims import Claim, Claims, Direction, load_claims
 from ematrace.ledger.predicates import Check, Lookup, check_direction, check_figure, compare_points
-from ematrace.results import Interval, Selection, Selector, Table
+from ematrace.results import AmbiguousSelection, Interval, Selection, Selector, Table
 from ematrace.results.sample import CONFIDENCE
 
 REPRODUCED = "reproduced"
@@ -190,7 +190,9 @@ def judge(claim: Claim, table: Table) -> Finding:
     >>> finding.verdict, finding.ours
     ('answered: yes', {'my_probe/transfer': 0.71})
     """
-    selected = {selector: table.select(selector) for selector in claim.selectors}
+    if claim.first_seed:
+        table = Table(stored for stored in table.cells if stored.cell.seed >= claim.first_seed)
+    selected, ambiguous = _select(claim.selectors, table)
     lookup: Lookup = selected.get
     directions = tuple(check_direction(d, lookup) for d in claim.direction)
     if claim.holm:
@@ -202,6 +204,8 @@ def judge(claim: Claim, table: Table) -> Finding:
     found = {str(s): selection for s, selection in selected.items() if selection and selection.sample.known}
     n_seeds = min((len(selection.seeds) for selection in found.values()), default=None)
     verdict, why = decide(claim, directions, figures, conditions, n_seeds)
+    if verdict == OPEN and ambiguous:
+        why = ambiguous[0]
     scales = {selection.scale for selection in found.values()}
     return Finding(
         ours={text: selection.sample.mean for text, selection in found.items()},
@@ -215,6 +219,22 @@ def judge(claim: Claim, table: Table) -> Finding:
         why=why,
         checks=directions + figures,
     )
+
+
+def _select(selectors: Sequence[Selector], table: Table) -> tuple[dict[Selector, Selection | None], tuple[str, ...]]:
+    """What the selectors find, and what is wrong with those that find cells of several kinds.
+
+    These count as missing: such as an arm at two learning rates leaves its claims open, and only those.
+    """
+    found: dict[Selector, Selection | None] = {}
+    problems = []
+    for selector in selectors:
+        try:
+            found[selector] = table.select(selector)
+        except AmbiguousSelection as error:
+            found[selector] = None
+            problems.append(str(error))
+    return found, tuple(problems)
 
 
 def corrected(checks: Sequence[Check]) -> tuple[Check, ...]:
@@ -309,7 +329,7 @@ def measure_robustness(claim: Claim, draws: Sequence[Table]) -> Robustness | Non
     """How often the claim's directions hold over the drawn conditions; None if a selector finds nothing in any.
 
     A condition in which a metric has no value (a role that its grammar never draws) does not count for the
-    predicates that need it, nor for the claim.
+    predicates that need it, nor for the claim. So for one in which a selector is ambiguous.
     """
     if not draws or not claim.direction:
         return None
@@ -334,7 +354,7 @@ def _over_draws(direction: Direction, draws: Sequence[Table]) -> tuple[list[bool
     outcomes: list[bool | None] = []
     used: list[Selection] = []
     for table in draws:
-        found = {selector: table.select(selector) for selector in direction.selectors}
+        found, _ = _select(direction.selectors, table)
         selections = {selector: selection for selector, selection in found.items() if selection is not None}
         if len(selections) < len(found):
             outcomes.append(None)

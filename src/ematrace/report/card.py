@@ -83,8 +83,9 @@ def _lines(row: LedgerRow, claim: Claim, cells: Results) -> Iterator[tuple[str, 
 def _ours(row: LedgerRow, claim: Claim, cells: Results) -> Text:
     """Means with their intervals; how many seeds, and where."""
     found = [f"{name} {mean}{f' ({ends})' if ends else ''}" for name, mean, ends in ours_lines(row, claim)]
-    samples = [sample for selector in claim.selectors if (sample := cells.sample(selector)) is not None]
-    *fewer, most = sorted({len(sample.values) for sample in samples}) or [row.n_seeds or 0]
+    seeds = [selection.seeds for selector in claim.selectors if (selection := cells.select(selector)) is not None]
+    counted = {sum(seed >= claim.first_seed for seed in each) for each in seeds} - {0}
+    *fewer, most = sorted(counted) or [row.n_seeds or 0]
     counts = [" and ".join([*map(str, fewer), plural(most, "seed")])] if row.n_seeds else []
     scale = [row.scale.upper()] if row.scale in SCALES else [f"{row.scale} scale"] if row.scale else []
     return Text("\n".join([*found, ", ".join(counts + scale)]).strip("\n"))
