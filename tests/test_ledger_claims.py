@@ -80,9 +80,11 @@ def test_predicates_are_read_as_written() -> None:
     assert claims.unpublished.seed == 1000
     gap = claims["C25"].figure[0]
     assert (gap.band, claims["C25"].seeds, claims["C24"].seeds) == ((1.87, 2.29), 3, 2)
-    assert [(d.op, d.by) for d in claims["C27"].direction] == [("within", 0.05)] * 6
-    assert [(d.op, d.by) for d in claims["C30"].direction] == [("within", 0.02)] * 6
-    assert len({d.group for d in claims["C30"].direction}) == 3
+    assert [(d.op, d.by) for d in claims["C27"].direction] == [("within", 0.05)] * 20  # five pairs, in four cases
+    assert [(d.op, d.by) for d in claims["C30"].direction] == [("within", 0.02)] * 25
+    assert [(bool(d.group), d.refutes) for d in claims["C30"].direction[::5]] == [
+        *((True, True), (True, True), (False, False), (True, True), (True, True))
+    ]
 
 
 def test_every_selector_finds_recorded_cells(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -62,6 +62,8 @@ class Direction:
     """The predicate also holds where this one does."""
     group: str = ""
     """Those of one group count as refuted only if all of them are, with differences of the same sign."""
+    refutes: bool = True
+    """False: the claim needs it, but where it does not hold that is not enough against the claim."""
 
     def __post_init__(self) -> None:
         if self.interval == "tokens" and (self.op not in COMPARISONS or self.paired or self.over is not None):
@@ -366,6 +368,7 @@ class _Direction(msgspec.Struct, forbid_unknown_fields=True):
     interval: Interval = "seeds"
     unless: _Direction | None = None
     group: str = ""
+    refutes: bool = True
 
     def parse(self) -> Direction:
         right = _selector("right", self.right) if isinstance(self.right, str) else _finite("right", self.right)
@@ -380,6 +383,7 @@ class _Direction(msgspec.Struct, forbid_unknown_fields=True):
             interval=self.interval,
             unless=None if self.unless is None else self.unless.parse(),
             group=self.group,
+            refutes=self.refutes,
         )
 
 

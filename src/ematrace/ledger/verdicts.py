@@ -281,14 +281,19 @@ def decide(
 
 
 def refuted_together(directions: Sequence[Direction], checks: Sequence[Check]) -> tuple[Check, ...]:
-    """The checks, with those undecided that are refuted alone where their group would have to be as a whole."""
+    """The checks, with those undecided that are refuted alone where their group would have to be as a whole.
+
+    So are those that never refute.
+    """
     sides: dict[str, set[float | None]] = defaultdict(set)
     for direction, check in zip(directions, checks, strict=True):
         refuted = check.holds is False and not check.undecided
         sides[direction.group].add(math.copysign(1.0, check.difference or 0.0) if refuted else None)
     alone = {group for group, found in sides.items() if group and found not in ({1.0}, {-1.0})}
     return tuple(
-        replace(check, undecided=True) if check.holds is False and direction.group in alone else check
+        replace(check, undecided=True)
+        if check.holds is False and (direction.group in alone or not direction.refutes)
+        else check
         for direction, check in zip(directions, checks, strict=True)
     )
 
