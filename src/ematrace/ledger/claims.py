@@ -24,7 +24,6 @@ Kind = Literal["accuracy", "cross_entropy", "perplexity", "speed"]
 Otherwise = Literal["not testable here", "undecided"]
 Interval = Literal["seeds", "tokens"]
 ID = re.compile(r"[A-Za-z]+[0-9]{1,9}")
-FACTOR_SECTIONS = ("defaults", "robustness")
 
 
 class ClaimsError(ValueError):
@@ -215,6 +214,10 @@ class Unpublished(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     seed: Annotated[int, msgspec.Meta(ge=0)] | None = None
 
+    @property
+    def factors(self) -> Factors:
+        return {} if self.seed is None else {"seed": self.seed}
+
 
 @dataclass(frozen=True)
 class Claims:
@@ -230,7 +233,7 @@ class Claims:
     """A selector that does not name one of these factors means this value of it."""
     robustness: Factors = field(default_factory=dict)
     """The cells on which directions are tested again, seed by seed; none for no factors."""
-    unpublished: Unpublished = Unpublished()
+    unpublished: Unpublished = field(default_factory=Unpublished)
 
     def choose(self, table: Table) -> Table:
         """The cells that are evidence: with the default factors, and on seeds that nothing was chosen on."""
@@ -281,14 +284,15 @@ class Claims:
         both = [claim.id for claim in other if claim.id in self]
         if both:
             raise ClaimsError(f"{both[0]}: this claim is there already")
-        for name in FACTOR_SECTIONS:
-            for factor, value in getattr(other, name).items():
-                if getattr(self, name).get(factor) != value:
-                    raise ClaimsError(
-                        f"{name}: '{factor}' would change the evidence for other claims; name it in selectors"
-                    )
-        if other.unpublished.seed not in (None, self.unpublished.seed):
-            raise ClaimsError("unpublished: 'seed' would change the evidence for other claims; leave it out")
+        sections: dict[str, tuple[Factors, Factors]] = {
+            "defaults": (self.defaults, other.defaults),
+            "robustness": (self.robustness, other.robustness),
+            "unpublished": (self.unpublished.factors, other.unpublished.factors),
+        }
+        for section, (ours, theirs) in sections.items():
+            for name, value in theirs.items():
+                if name not in ours or ours[name] != value:
+                    raise ClaimsError(f"{section}: '{name}' would change the evidence for other claims; leave it out")
         return replace(self, claims=tuple(sorted((*self, *other), key=_order)))
 
 
@@ -333,7 +337,8 @@ def parse_claims(text: str, source: str = "claims") -> Claims:
     command = record.pop("command", "")
     if not isinstance(command, str):
         raise ClaimsError(f"{source}: command: it must be text")
-    defaults, robustness = (_section(record, name, dict[Name, Factor], source) for name in FACTOR_SECTIONS)
+    defaults = _section(record, "defaults", dict[Name, Factor], source)
+    robustness = _section(record, "robustness", dict[Name, Factor], source)
     unpublished = _section(record, "unpublished", Unpublished, source)
     claims = [_claim(id, body, f"{source}: {' '.join(id.split())}", command) for id, body in record.items()]
     return Claims(tuple(sorted(claims, key=_order)), defaults, robustness, unpublished)
