@@ -68,6 +68,14 @@ def test_a_missing_arm_leaves_no_effects() -> None:
     assert build_switches(cells(), "wikitext2") is None
 
 
+def test_arms_of_other_settings_leave_no_effects() -> None:
+    stored = cells().cells
+    changed = [replace(s, cell=replace(s.cell, settings={"tokens": 5})) for s in stored]
+    mixed = [c if s.cell.factors["predictor"] == "mixer" else s for s, c in zip(stored, changed, strict=True)]
+    assert build_switches(Table(changed), "validation") is not None
+    assert build_switches(Table(mixed), "validation") is None
+
+
 def gradients(cosine: dict[int, tuple[float, ...]], halves: float = 0.9) -> Table:
     steps = [128 * part for part in (*MEASURED, 28)]
     files = []

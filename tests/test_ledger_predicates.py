@@ -493,6 +493,15 @@ class TestOverTokens:
         assert found.predicate.endswith("over tokens")
 
 
+def test_arms_of_other_settings_are_not_compared_seed_by_seed() -> None:
+    a, b = Sample((0.50, 0.60, 0.70)), Sample((0.40, 0.51, 0.60))
+    direction = Direction(parse("one/x{arm=a}"), ">", parse("one/x{arm=b}"))
+    for settings, method in (({"tokens": 10}, "paired"), ({"tokens": 5}, "welch")):
+        files = make_runs("one", x=a, factors={"arm": "a"}, settings={"tokens": 10})
+        files += make_runs("one", x=b, factors={"arm": "b"}, settings=settings)
+        assert check_direction(direction, make_table(*files).select).method == method
+
+
 class TestUnless:
     """a < 0.5 or b < 0.5, each of which holds, is undecided or is refuted."""
 

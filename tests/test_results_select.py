@@ -305,6 +305,39 @@ class TestTable:
             assert right is not None
             assert not left.is_paired_with(right)
 
+    @pytest.mark.parametrize(
+        ("factors", "settings", "paired"),
+        [
+            ({"arm": "b"}, {"tokens": 10}, True),
+            ({"arm": "b"}, {"tokens": 5}, False),
+            ({"arm": "b", "budget": "flops"}, {"tokens": 5}, True),
+            ({"arm": "b", "budget": "flops"}, {"tokens": 5, "length": 2}, False),
+            ({"arm": "b", "k": 0.02}, {"tokens": 10, "spcn": {"k": 0.02}}, False),  # of which the other has none
+        ],
+    )
+    def test_runs_of_other_settings_are_not_paired(
+        self, factors: dict[str, Any], settings: dict[str, Any], paired: bool
+    ) -> None:
+        """But for what follows from a factor in which they differ."""
+        one = run(0.1, factors={"arm": "a", "budget": "tokens"}, settings={"tokens": 10})
+        other = run(0.2, factors={"budget": "tokens", **factors}, settings=settings)
+        table = make_table(one, other)
+        left, right = table.select("one/x{arm=a}"), table.select("one/x{arm=b}")
+        assert left is not None
+        assert right is not None
+        assert left.is_paired_with(right) is right.is_paired_with(left) is paired
+
+    def test_a_setting_inside_another_may_follow_from_a_factor(self) -> None:
+        runs = [
+            run(0.1, factors={"k": k}, settings={"spcn": {"k": k, "eta": eta}}) for k, eta in ((1, 5), (2, 5), (3, 6))
+        ]
+        a, b, c = (make_table(*runs).select(f"one/x{{k={k}}}") for k in (1, 2, 3))
+        assert a is not None
+        assert b is not None
+        assert c is not None
+        assert a.is_paired_with(b)
+        assert not a.is_paired_with(c)
+
     def test_a_path_is_named_once(self) -> None:
         file = make_file(make_row({"x": 0.1}, k=1), make_row({"x": 0.2}, k=2))
         selection = make_table(file).select("one/x{k=2}")

@@ -51,7 +51,7 @@ class Switches:
 
 
 def build_switches(table: Table, text: str, size: str = MAIN) -> Switches | None:
-    """None where an arm is missing, or has no seed in common with the others."""
+    """None where an arm is missing, has other settings than the others, or no seed in common with them."""
     settings = list(product(*SWITCHES.values()))
     paths = SWITCHES["residual"]
     arms: dict[tuple[str, ...], dict[str, Factor]] = {
@@ -67,6 +67,9 @@ def build_switches(table: Table, text: str, size: str = MAIN) -> Switches | None
     selected = {key: selection for key, selection in found.items() if selection is not None}
     seeds = _common_seeds(selected.values())
     if len(selected) < len(arms) or not seeds:
+        return None
+    first, *others = selected.values()
+    if not all(first.has_settings_of(other) for other in others):
         return None
     nats = {key: _values(selection, seeds) for key, selection in selected.items()}
     gains = {(q, v, path): nats["static", path] - nats[q, v, path] for q, v, path in settings}
@@ -101,8 +104,8 @@ class GradientsAt:
     @property
     def misleads(self) -> bool | None:
         """On every seed; None for fewer than LEAST_SEEDS, or where one has no value."""
-        seeds = min(len(self.cosine.values), len(self.halves.values))
-        if seeds < LEAST_SEEDS or not (self.cosine.known and self.halves.known):
+        seeds = len(self.cosine.values)
+        if seeds < LEAST_SEEDS or len(self.halves.values) != seeds or not (self.cosine.known and self.halves.known):
             return None
         pairs = zip(self.cosine.values, self.halves.values, strict=True)
         return all(cosine < min(MISLEADING, halves) for cosine, halves in pairs)

@@ -5,7 +5,7 @@ A direction predicate rests on the 95% interval of a difference, the best that t
 | left and right                                     | interval of the difference             | method     |
 |----------------------------------------------------|----------------------------------------|------------|
 | same experiment (or `paired`), a value per seed    | Student on per-seed differences        | paired     |
-| two experiments, two seeds or more in each         | Welch                                  | welch      |
+| two experiments or settings, two seeds or more     | Welch                                  | welch      |
 | one value in each, or over tokens                  | Newcombe (see below)                   | newcombe   |
 | seeds on one side, tokens on the other             | variances of the means added, normal   | mixed      |
 | a ratio across experiments on one side             | the same, Student if all is over seeds | delta      |

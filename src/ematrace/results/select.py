@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from ematrace.results.sample import Sample
 from ematrace.results.schema import NAME, Factor, Factors, Metric, ResultError, parse_factor
@@ -23,6 +24,9 @@ _FACTOR = re.compile(rf"(?P<name>{NAME})\s*=\s*(?P<value>\"(?:[^\"\\]|\\.)*\"\s*
 
 SAME_DATA = ("sentences", "grammar")
 """Settings that say, with the seed, which sentences an experiment had."""
+BUDGET = ("tokens", "sequences", "length", "warmup", "vocab_size", "windows", "reader", "batch")
+DECIDED_BY = {"budget": ("tokens",), "vocabulary": ("vocab_size",), "part": ("ff_rates",), "size": BUDGET}
+"""Settings that a factor of another name decides; one of the same name decides the setting of that name."""
 
 
 class AmbiguousSelection(ValueError):
@@ -133,9 +137,20 @@ class Selection:
         return tuple(dict.fromkeys(stored.path for stored in self.cells))
 
     def is_paired_with(self, other: Selection) -> bool:
-        """Whether values stand against each other seed by seed: the same runs of the same experiment."""
+        """Whether values stand against each other seed by seed: the same runs of the same experiment, with the same
+        settings."""
         same = self.selector.experiment == other.selector.experiment and self.seeds == other.seeds
-        return same and self.local == other.local and self.scale == other.scale
+        return same and (self.local, self.scale) == (other.local, other.scale) and self.has_settings_of(other)
+
+    def has_settings_of(self, other: Selection) -> bool:
+        """Whether the settings are the same, but for those that follow from factors in which the two differ."""
+        ours, theirs = self.cells[0].cell, other.cells[0].cell  # the cells of a selection share their settings
+        if ours.settings == theirs.settings:
+            return True
+        names = {*ours.factors, *theirs.factors}
+        differ = [name for name in names if ours.factors.get(name) != theirs.factors.get(name)]
+        decided = {setting for name in differ for setting in (name, *DECIDED_BY.get(name, ()))}
+        return _without(ours.settings, decided) == _without(theirs.settings, decided)
 
     def paired_values(self, other: Selection) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
         """Values on the seeds that both have, where a seed means the same data in both: `sentences` and `grammar` of
@@ -259,6 +274,12 @@ class Table:
         """The values alone."""
         selection = self.select(selector)
         return None if selection is None else selection.sample
+
+
+def _without(settings: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
+    """Settings but for those of these names, also inside nested mappings."""
+    kept = ((name, value) for name, value in settings.items() if name not in names)
+    return {name: _without(value, names) if isinstance(value, Mapping) else value for name, value in kept}
 
 
 def _agrees(factors: Factors, where: Mapping[str, Factor]) -> bool:
