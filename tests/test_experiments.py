@@ -17,7 +17,7 @@ from sklearn.random_projection import johnson_lindenstrauss_min_dim
 from threadpoolctl import threadpool_limits
 
 from cells_support import make_file, make_table
-from ematrace.experiments import EXPERIMENTS, Context, Metric, Point, choices, lag_decoding
+from ematrace.experiments import EXPERIMENTS, Context, Metric, Point, choices, lag_decoding, networks
 from ematrace.experiments.base import merged
 from ematrace.experiments.controls import majority
 from ematrace.experiments.distances import jl_epsilon, sparse_code
@@ -575,6 +575,29 @@ def test_networks_measures_states_and_the_claims_of_both_networks(task):
         assert sum(terms) == pytest.approx(1)
     without = value_of(rows, "transfer", variant="no_feedback")
     assert without == task.accuracies(task.probe([FULL], task.spcn(learn_feedback=False))[FULL])["transfer"]
+
+
+def test_networks_records_the_rates_of_the_part_that_uses_them(monkeypatch):
+    """And leaves the settings of the other part, which has recorded cells, as they are."""
+    experiment = EXPERIMENTS["networks"]
+    points = experiment.points("cpu", 1)
+    before = [experiment.resolve_settings(point, experiment.settings) for point in points]
+    monkeypatch.setattr(networks, "chosen_rates", lambda: {"oja": 0.02})
+    for point, old in zip(points, before, strict=True):
+        new = experiment.resolve_settings(point, experiment.settings)
+        assert new == (old | {"ff_rates": {"oja": 0.02}} if point.factors["part"] == "learned W_ff" else old)
+
+
+@pytest.mark.parametrize("experiment", EXPERIMENTS.values(), ids=lambda experiment: experiment.name)
+def test_settings_that_follow_from_the_factors_do_not_undo_pairs(experiment):
+    for scale in ("cpu", "gpu"):
+        found = []
+        for point in experiment.points(scale, 1):
+            settings = experiment.resolve_settings(point, experiment.settings)
+            row = Row({}, {"x": Metric(1.0)})
+            table = make_table(make_file(row, seed=point.seed, factors=dict(point.factors), settings=settings))
+            found.append(table.select("one/x"))
+        assert all(found[0].has_settings_of(other) for other in found)
 
 
 def test_settings_reach_the_task():

@@ -12,6 +12,7 @@ from typing import Any
 
 from ematrace.experiments import ablations, feedforward_rules, lag_decoding, position
 from ematrace.experiments.base import Context, Experiment, Point, factorial, number
+from ematrace.experiments.feedforward_rates import chosen_rates
 from ematrace.experiments.grammar_task import (
     FULL,
     SETTINGS,
@@ -26,17 +27,21 @@ from ematrace.spcn.diagnosis import diagnose_states, drive_shares, precision_in_
 from ematrace.spcn.settings import NETWORKS
 
 GRAMMARS = ("half_passives", "default")
-PARTS = ("frozen W_ff", "learned W_ff")  # the second is C16, and takes twice as long as all the rest
+LEARNED = "learned W_ff"
+PARTS = ("frozen W_ff", LEARNED)  # the second is C16, and takes twice as long as all the rest
 DIAGNOSED_SENTENCES, DENSE_SENTENCES = 500, 60  # the second by the dense reference
 
 
 def settings_of(point: Point, settings: Mapping[str, Any]) -> Mapping[str, Any]:
-    return {**follow_from(point, settings), "spcn": {"network": point.factors["network"]}}
+    found = {**follow_from(point, settings), "spcn": {"network": point.factors["network"]}}
+    # As in `feedforward_rules`: what was measured at other rates is measured again.
+    rates = chosen_rates() if point.factors["part"] == LEARNED else {}
+    return {**found, "ff_rates": dict(rates)} if rates else found
 
 
 def measure(ctx: Context, network: str, grammar: str, part: str) -> list[Row]:
     """The network is also in the settings, where the task finds it."""
-    if part == "learned W_ff":
+    if part == LEARNED:
         return feedforward_rules.measure(ctx, grammar=grammar)
     task = grammar_task(ctx, grammar)
     without_pghu = task.probe([FULL], task.spcn(learn_feedback=False))[FULL]
