@@ -27,6 +27,16 @@ def shares_of_any_gap(gap: Any) -> None:
     constant(gap, "SMALLEST_GAP", lambda least: -1e9)
 
 
+@defect("analysis.gap", "test_gap_analysis.py", "one_side_of_a_half")
+def only_the_average_of_orders_is_judged(gap: Any) -> None:
+    """What context is worth as the first and as the last change is its Shapley value."""
+
+    def averages(original: Any) -> Any:
+        return lambda player, players, worth: (gap.shapley_value(player, players, worth),) * 2
+
+    wrap(gap, "first_and_last", averages)
+
+
 @defect("analysis.gap_scores", "test_gap_analysis.py", "TestWhatMayBePublished")
 def any_rate_is_published(scores: Any) -> None:
     """An arm counts at the rate it has, whether it was swept or not."""

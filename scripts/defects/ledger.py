@@ -48,3 +48,13 @@ def best_predicate_decides(verdicts: Any) -> None:
         return [replace(check, holds=True) if held and check.holds is False else check for check in directions]
 
     with_arguments(verdicts, "decide", directions=lenient)
+
+
+@defect("ledger.verdicts", "test_gap_claims.py", "one_difference or answered_at_130m")
+def what_is_needed_also_refutes(verdicts: Any) -> None:
+    """A block that ran at one width alone counts against a claim."""
+
+    def refuting(original: Any) -> Any:
+        return lambda directions, checks: original([replace(d, refutes=True) for d in directions], checks)
+
+    wrap(verdicts, "refuted_together", refuting)
