@@ -36,7 +36,15 @@ from ematrace.experiments.grammar_task import (
     role_codes,
     words_of,
 )
-from ematrace.experiments.shortcuts import Novel, OtherClass, RolesOfClasses, Swap
+from ematrace.experiments.shortcuts import (
+    Chances,
+    Novel,
+    OtherClass,
+    ProbeTagger,
+    RolesOfClasses,
+    Swap,
+    word_or_context,
+)
 from ematrace.experiments.trace_probe import control_task
 from ematrace.grammar import load_grammar
 from ematrace.ledger import load_claims
@@ -714,7 +722,64 @@ def test_shortcuts_are_seen_by_new_words_and_by_words_of_other_classes_not_by_sw
     right = {row.factors["input"]: row.metrics["content_accuracy"].value for row in rows if "role" not in row.factors}
     assert right["novel"] == right["other_class"] == 0.0
     assert value_of(rows, "follows_word", input="other_class").value > 0.7  # but for words that it never saw
+    assert value_of(rows, "word_over_chance", input="other_class").value > 0.5
+    assert value_of(rows, "context_over_chance", input="other_class").value < 0
     assert right["swapped"] > 0.3
+
+
+class ByContext:
+    """A tagger that reads nothing but the words around: the role of the place in these sentences."""
+
+    def __init__(self, sentences) -> None:
+        self.role_at = {around(s.words, t): role for s in sentences for t, role in enumerate(s.roles)}
+
+    def predict(self, sentences):
+        return [tuple(self.role_at.get(around(words, t), "aux") for t in range(len(words))) for words in sentences]
+
+    def predict_with_masks(self, sentences, at, show):
+        return [self.predict([sentences[i]])[0][t] for i, t in at]
+
+
+def around(words, t):
+    return tuple(words[:t]), tuple(words[t + 1 :])
+
+
+def test_a_tagger_that_reads_the_context_takes_no_shortcut(task):
+    follows = copy.copy(task)
+    follows.bigru = lambda progress: ByContext(task.within)
+    rows = EXPERIMENTS["shortcuts"].measure(Given(follows), **DEFAULT)
+    assert value_of(rows, "context_over_chance", input="other_class").value > 0.9
+    assert value_of(rows, "word_over_chance", input="other_class").value < 0
+    intact, novel = (value_of(rows, "content_accuracy", input=name).value for name in ("intact", "novel"))
+    assert novel == intact > 0.9
+
+
+def test_a_guess_follows_neither_word_nor_context(task):
+    """Though it has the word's class right far more often than the one role that the context asks for."""
+    chances = Chances(task.train, task.A, RolesOfClasses(task.train, task.A))
+    tokens = [(w, r) for s in task.train for w, r in zip(s.words, s.roles, strict=True) if w in task.A.content_words]
+    rng = np.random.default_rng(0)
+    drawn = rng.integers(len(tokens), size=(3, 20_000))
+    guessed = [(tokens[i][0], tokens[j][1]) for i, j in zip(*drawn[:2], strict=True)]
+    found = word_or_context(guessed, [tokens[i][1] for i in drawn[2]], chances)
+    assert found["follows_word"].value > found["content_chance"].value + 0.05
+    assert found["word_over_chance"].value == pytest.approx(0, abs=0.02)
+    assert found["context_over_chance"].value == pytest.approx(0, abs=0.02)
+
+
+def test_spcn_takes_the_test_of_shortcuts_with_the_probe_of_its_table(task, measured):
+    """Nothing changed, its roles are those of trace_probe."""
+    sentences = task.within
+    probe = task.by_role_gram(task.token_gram).solve(task.ridge_lambda)
+    codes = task.predict({"": probe}, task.spcn(), sentences)[""]
+    found = [role for roles in ProbeTagger(task).predict(words_of(sentences)) for role in roles]
+    assert found == [task.roles[code] for code in codes]
+    content = [w in task.A.content_words for s in sentences for w in s.words]
+    truth = [role for s in sentences for role in s.roles]
+    right = [a == b for a, b, counts in zip(found, truth, content, strict=True) if counts]
+    assert value_of(measured("shortcuts"), "spcn_content_accuracy", input="intact").value == pytest.approx(
+        np.mean(right)
+    )
 
 
 def test_states_of_l0_are_projected_as_l1_reads_them(task, measured):

@@ -1,9 +1,9 @@
-"""Does the supervised tagger read the word or its context? (C43: it "fails because it learns word-to-role shortcuts")
+"""Does a tagger read the word or its context? (C43: the BiGRU "fails because it learns word-to-role shortcuts")
 
 Each score is over chosen tokens, one at a time: intact, with the word masked, with everything but the word masked, and
 with the word swapped for another, all others intact. A masked word has a zero embedding, which the network never saw in
-training. A word of the same class takes the place of the old one in any shortcut from words to roles, so a swap inside
-the class cannot show one; a word that was never seen, or one of another class, can.
+training; only the BiGRU takes that test. A word of the same class takes the place of the old one in any shortcut from
+words to roles, so a swap inside the class cannot show one; a word that was never seen, or one of another class, can.
 """
 
 from __future__ import annotations
@@ -28,6 +28,10 @@ class Tagged(Protocol):
     def roles(self) -> Sequence[str]: ...
 
 
+class Tagger(Protocol):
+    def predict(self, sentences: Sequence[Sequence[str]]) -> Sequence[Sequence[str]]: ...
+
+
 @dataclass(frozen=True)
 class TokenScore:
     correct: int
@@ -48,7 +52,7 @@ def content_tokens(sentences: Sequence[Tagged], function_words: Collection[str])
     ]
 
 
-def intact_accuracy(tagger: BiGRUTagger, sentences: Sequence[Tagged], at: At) -> TokenScore:
+def intact_accuracy(tagger: Tagger, sentences: Sequence[Tagged], at: At) -> TokenScore:
     """Nothing changed: what the others are compared with."""
     roles = tagger.predict([s.words for s in sentences])
     return score_tokens([roles[i][t] for i, t in at], sentences, at)
@@ -65,7 +69,7 @@ def word_only_accuracy(tagger: BiGRUTagger, sentences: Sequence[Tagged], at: At)
 
 
 def swapped_accuracy(
-    tagger: BiGRUTagger,
+    tagger: Tagger,
     sentences: Sequence[Tagged],
     at: At,
     swap: Swap,
@@ -76,7 +80,7 @@ def swapped_accuracy(
 
 
 def swapped_roles(
-    tagger: BiGRUTagger, sentences: Sequence[Tagged], at: At, swap: Swap, random_state: int = 0
+    tagger: Tagger, sentences: Sequence[Tagged], at: At, swap: Swap, random_state: int = 0
 ) -> list[tuple[str, str]]:
     """Each word in turn is replaced, the others stay: the new word, and the role that it is given."""
     rng = np.random.default_rng(random_state)
