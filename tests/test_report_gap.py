@@ -218,6 +218,13 @@ class TestTerminal:
         whole = 0.8 * (nats_of(CHAIN[0]) - nats_of(CHAIN[-1])) + 0.2 * (recall_of(CHAIN[0]) - recall_of(CHAIN[-1]))
         assert re.search(rf"the whole distance\s+−{str(round(whole, 2))[1:]}", text)
         assert "EMA instead of attention (rope), both dense: +" in text
+        halves = [
+            re.search(rf"of which {name}\s+(\S+)", text) for name in ("attention, not traces", "learned positions")
+        ]
+        joined = re.search(r"attention with learned positions, not traces\s+−(\S+)", text)
+        assert joined is not None
+        values = [float(half[1].replace("−", "-")) for half in halves if half is not None]
+        assert sum(values) == pytest.approx(-float(joined[1]), abs=0.002)
 
     def test_recorded_cells_alone_are_not_this_machines(self) -> None:
         assert self.view().strip() == ""

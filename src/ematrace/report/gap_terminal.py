@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from rich import box
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from ematrace.analysis.gap import Chain, build_chain, build_recall
-from ematrace.analysis.gap_design import END, START
+from ematrace.analysis.gap import Chain, Step, build_chain, build_recall
+from ematrace.analysis.gap_design import END, JOINED_NAME, START
 from ematrace.analysis.gap_scores import EXPERIMENT, MAIN, TOY, load_scores
 from ematrace.report.formatting import number, plural
 from ematrace.report.gap import share_text, text_name, with_interval
@@ -47,7 +49,13 @@ def _table(chain: Chain, toy: bool) -> Table:
         table.add_column(head, justify="left" if head == "step" else "right")
     table.add_row(START, number(chain.start.mean, 3), "", "")
     for step in (*chain.steps, chain.whole):
-        changes = (number(-part.mean, 3, signed=True) for part in (step.nats, step.recall, step.other))
-        table.add_row(step.name, *changes, style="bold" if step is chain.whole else "")
+        table.add_row(step.name, *_changes(step), style="bold" if step is chain.whole else "")
+        if JOINED_NAME in step.name:
+            for half in chain.halves:
+                table.add_row(f"  of which {half.name}", *_changes(half), style="dim")
     table.add_row(END, number(chain.end.mean, 3), "", "")
     return table
+
+
+def _changes(step: Step) -> Iterator[str]:
+    return (number(-part.mean, 3, signed=True) for part in (step.nats, step.recall, step.other))
