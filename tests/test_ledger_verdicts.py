@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -339,6 +341,24 @@ def test_figures_are_those_of_version_0_1(ledger: dict[str, dict[str, Any]], id:
 def test_every_row_of_version_0_1_is_there(ledger: dict[str, dict[str, Any]]) -> None:
     assert list(ledger) == list(BEFORE)
     assert len(ledger) == 50
+
+
+def test_counts_in_the_readme_are_those_of_the_ledger(ledger: dict[str, dict[str, Any]]) -> None:
+    """Those of the small-scale claims, and those of the others."""
+    claims = load_claims()
+    found: dict[bool, Counter[str]] = {True: Counter(), False: Counter()}
+    for id, row in ledger.items():
+        found[claims[id].part == "small"][row["verdict"]] += 1
+    text = " ".join((Path(__file__).resolve().parents[1] / "README.md").read_text(encoding="utf-8").split())
+    small = re.search(r"Of the paper's (\d+) .*?\*\*(.*?)\*\*", text)
+    large = re.search(r"Of the (\d+) about (.*?)\.", text)
+    assert small is not None
+    assert large is not None
+    verdict = "reproduced|direction only|not reproduced|undecided|not testable here|open|answered \\w+"
+    for verdicts, said in ((found[True], small), (found[False], large)):
+        counts = re.findall(rf"(\d+|one) (?:are |is |claim is |question is |questions are |in )*({verdict})", said[2])
+        assert {what.replace("answered", "answered:"): int(n.replace("one", "1")) for n, what in counts} == verdicts
+        assert int(said[1]) == verdicts.total()
 
 
 def test_a_difference_of_the_other_sign_counts_in_c40_too(ledger: dict[str, dict[str, Any]]) -> None:
