@@ -38,6 +38,7 @@ class SpenForCausalLM(SkeletonForCausalLM):
     """SPEN with a head tied to the embedding.
 
     >>> import torch
+    >>> _ = torch.manual_seed(0)
     >>> model = SpenForCausalLM(SpenConfig.preset("spen-tiny")).eval()
     >>> ids = torch.arange(300).view(1, -1)
     >>> round(model(ids, labels=ids).cross_entropy.item(), 1)  # before training, ln(4096) = 8.3
