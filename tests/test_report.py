@@ -18,6 +18,7 @@ from ematrace.report import write_report
 from ematrace.report.charts import N_STYLES, LineChart, Mark, Segment
 from ematrace.report.data import ReportData
 from ematrace.report.formatting import interval, number
+from ematrace.report.overview import Overview
 from ematrace.report.page import title_of
 from ematrace.report.parts import DataTable
 from ematrace.report.sections import SECTIONS
@@ -486,3 +487,11 @@ class TestWriting:
         out = tmp_path / "new" / "page.html"
         assert write_report(Store(None, tmp_path / "local"), out) == out
         assert out.is_file()
+
+
+def test_findings_that_are_measured_come_first(data: ReportData) -> None:
+    """The page opens with an answer, not with a toy or with what is missing."""
+    missing = [view.command is not None for view in Overview(data).findings]
+    assert missing == sorted(missing)
+    assert not missing[0]
+    assert missing[-1], "the gap has no cells here"

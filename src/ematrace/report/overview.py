@@ -176,8 +176,9 @@ class Overview:
 
     @property
     def findings(self) -> list[FindingView]:
+        """What is measured first: the page opens with an answer."""
         views = (gap_finding(self.data), *(build_finding(finding, self.data) for finding in FINDINGS))
-        return [view for view in views if view is not None]
+        return sorted((view for view in views if view is not None), key=lambda view: view.command is not None)
 
     @property
     def parts(self) -> list[tuple[str, str]]:

@@ -150,7 +150,7 @@ def _p_value(p: float | None) -> str:
 def _shares(gap: GapData) -> Iterator[Content]:
     if not gap.shares:
         return
-    heads = ["", *(f"{text_name(s.text)}{what}" for s in gap.shares for what in (", nats", ", 95%", ", share"))]
+    heads = ["factor", *(f"{text_name(s.text)}{what}" for s in gap.shares for what in (", nats", ", 95%", ", share"))]
     rows: list[list[Content]] = [["whole distance", *(x for s in gap.shares for x in (*_nats(s.whole), ""))]]
     for names, of in ((PLAYER_NAMES, _players), (SPLIT_NAMES, _split)):
         for key, name in names.items():
@@ -219,7 +219,7 @@ def _recall(gap: GapData) -> Iterator[Content]:
         for found in gap.recall
     ]
     yield plain_table(heads, rows, "EMA against attention on recall tokens; perplexity on them and elsewhere")
-    columns = ["", "overall", "recall tokens", "others", "share of the gap on recall tokens"]
+    columns = ["model", "overall", "recall tokens", "others", "share of the gap on recall tokens"]
     yield Paragraph(ZOOLOGY_SOURCE)
     yield plain_table(columns, [[name, *values] for name, values in ZOOLOGY.items()], "Zoology's table, published")
 
