@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -101,7 +102,13 @@ class ClaimView:
     @property
     def predicates(self) -> list[PredicateView]:
         each = dict(self.row.robustness.each) if self.row.robustness else {}
-        return [PredicateView.of(check, each.get(check.predicate)) for check in self.row.checks]
+        common = set(self.common_factors)
+        return [PredicateView.of(check, each.get(check.predicate), common) for check in self.row.checks]
+
+    @property
+    def common_factors(self) -> list[str]:
+        """Said once, where all cells of many predicates have them."""
+        return common_factors([check.predicate for check in self.row.checks])
 
     @property
     def local(self) -> str:
@@ -124,7 +131,7 @@ class PredicateView:
     numbers: str
 
     @classmethod
-    def of(cls, check: Check, drawn: Share | None) -> PredicateView:
+    def of(cls, check: Check, drawn: Share | None, common: Set[str] = frozenset()) -> PredicateView:
         decimals = None if check.left is None else digits(check.left)
         of = "left" if check.kind == "figure" or check.method == "bound" else "difference"
         numbers = {
@@ -141,7 +148,35 @@ class PredicateView:
             beside = cls.of(check.beside, None)
             what = "Over seeds" if check.predicate == f"{check.beside.predicate} over tokens" else "Or"
             shown = f"{shown}. {what}: {beside.holds}; {beside.numbers}"
-        return cls(check.predicate, f"{sign} {word}", word == "fails", shown)
+        return cls(without_factors(check.predicate, common), f"{sign} {word}", word == "fails", shown)
+
+
+FACTORS = re.compile(r"\{([^{}]*)\}")
+MANY = 8  # predicates
+
+
+def common_factors(predicates: Sequence[str]) -> list[str]:
+    """
+    >>> common_factors(["a/nats{k=1, text=c4} < a/nats{k=2, text=c4}"] * MANY)
+    ['text=c4']
+    """
+    groups = [match.split(", ") for text in predicates for match in FACTORS.findall(text)]
+    if len(predicates) < MANY or not groups:
+        return []
+    return [factor for factor in groups[0] if all(factor in group for group in groups)]
+
+
+def without_factors(predicate: str, factors: Set[str]) -> str:
+    """
+    >>> without_factors("a/nats{k=1, text=c4} < 3", {"text=c4"})
+    'a/nats{k=1} < 3'
+    """
+
+    def shorten(match: re.Match[str]) -> str:
+        left = [factor for factor in match[1].split(", ") if factor not in factors]
+        return f"{{{', '.join(left)}}}" if left else ""
+
+    return FACTORS.sub(shorten, predicate) if factors else predicate
 
 
 @dataclass(frozen=True)
