@@ -211,9 +211,10 @@ class Overview:
 
     @property
     def findings(self) -> list[FindingView]:
-        """What is measured first: the page opens with an answer."""
+        """What is measured first: the page opens with an answer. A wide toy comes last."""
         views = (gap_finding(self.data), *(build_finding(finding, self.data) for finding in FINDINGS))
-        return sorted((view for view in views if view is not None), key=lambda view: view.command is not None)
+        found = [view for view in views if view is not None]
+        return sorted(found, key=lambda view: (view.command is not None, view.command is not None and view.wide))
 
     @property
     def parts(self) -> list[tuple[str, str]]:
