@@ -183,6 +183,12 @@ def test_chosen_rates_are_those_of_the_recorded_sweeps() -> None:
             assert any(len(curve[lr]) < 3 for lr in (best, *others[:2]))
 
 
+def test_only_settled_rates_are_chosen() -> None:
+    recorded = [read_file(path) for path in (Path(__file__).parent.parent / "results" / "gap_rates").glob("*.json")]
+    for sweep in sweeps_of(cell for file in recorded for cell in file.unpack()):
+        assert chosen_rate("gap_rates", sweep.factors) == (sweep.best if sweep.obstacle is None else None)
+
+
 def test_what_is_repeated_are_the_best_three_rates() -> None:
     recorded = [read_file(path) for path in (Path(__file__).parent.parent / "results" / "gap_rates").glob("*.json")]
     found = {arm_key(s.factors): s for s in sweeps_of(c for file in recorded for c in file.unpack() if c.seed == 1000)}
