@@ -5,11 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from ematrace.experiments.base import Context
-from ematrace.experiments.grammar_task import FULL, grammar_experiment, grammar_task
+from ematrace.experiments.grammar_task import FULL, GrammarTask, Probed, grammar_experiment, grammar_task
 from ematrace.results import Row
 
 VARIANTS = {
-    "full": "l0+traces",
+    "full": FULL,
+    "activation": "l0",
+    "traces": "traces",
     "forward_only": "l0@forward+traces@forward",
     "backward_only": "l0@backward+traces@backward",
     "fast_only": "l0+fast",
@@ -19,18 +21,24 @@ VARIANTS = {
 
 def measure(ctx: Context, **grammar: Any) -> list[Row]:
     task = grammar_task(ctx, **grammar)
-    probed = task.probe((*VARIANTS.values(), "traces"))
-    # The paper does not say what "trace projections" are, so that part of C14 has nothing to remove.
-    without_spa = task.probe((FULL, "l0+fast"), task.spcn(spa=False))
-    variants = {name: probed[part] for name, part in VARIANTS.items()}
-    variants |= {"no_spa": without_spa[FULL], "no_spa_no_slow": without_spa["l0+fast"]}
-    higher = {level: f"l{level}.traces" for level in range(1, len(task.spcn().widths))}
-    by_level = task.probe(tuple(higher.values()), task.spcn(), "+".join(higher.values()))
-    levels = {0: probed["traces"], **{level: by_level[part] for level, part in higher.items()}}
+    variants, levels = probe_variants(task)
     return [
         *(Row({"variant": name}, task.accuracies(found)) for name, found in variants.items()),
         *(Row({"level": level}, task.accuracies(found)) for level, found in levels.items()),
     ]
+
+
+def probe_variants(task: GrammarTask, **changes: Any) -> tuple[dict[str, Probed], dict[int, Probed]]:
+    """By variant and by level, of the task's network but for the changes."""
+    model = task.spcn(**changes)
+    probed = task.probe(tuple(VARIANTS.values()), model if changes else None)
+    # The paper does not say what "trace projections" are, so that part of C14 has nothing to remove.
+    without_spa = task.probe((FULL, "l0+fast"), task.spcn(**{**changes, "spa": False}))
+    variants = {name: probed[part] for name, part in VARIANTS.items()}
+    variants |= {"no_spa": without_spa[FULL], "no_spa_no_slow": without_spa["l0+fast"]}
+    higher = {level: f"l{level}.traces" for level in range(1, len(model.widths))}
+    by_level = task.probe(tuple(higher.values()), model, "+".join(higher.values()))
+    return variants, {0: probed["traces"], **{level: by_level[part] for level, part in higher.items()}}
 
 
 EXPERIMENT = grammar_experiment("ablations", "Ablations and levels", measure, seconds=40)

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from ematrace.experiments.base import Context, Experiment, Point, number
-from ematrace.experiments.grammar_task import FULL, SETTINGS, GrammarTask, follow_from, grammar_task
+from ematrace.experiments.grammar_task import FULL, GRAMMAR, SETTINGS, GrammarTask, follow_from, grammar_task
 from ematrace.files import read_json
 from ematrace.probes import effective_rank, participation_ratio
 from ematrace.results import Cell, Metric, Row
@@ -33,7 +33,7 @@ CODED_SENTENCES = 1000
 
 def grid(scale: str, seeds: int) -> Iterable[Point]:
     """However many seeds are asked for, those of the sweep."""
-    return [Point({"grammar": "default"}, seed) for seed in SEEDS]
+    return [Point({"grammar": GRAMMAR}, seed) for seed in SEEDS]
 
 
 def measure(ctx: Context, **grammar: Any) -> list[Row]:

@@ -10,7 +10,7 @@ from typing import Any
 from ematrace.baselines import onehot
 from ematrace.experiments import dimension_control
 from ematrace.experiments.base import Context, Experiment, factorial
-from ematrace.experiments.grammar_task import DRAWN, FULL, GRAMMARS, KS, SETTINGS, follow_from, grammar_task, words_of
+from ematrace.experiments.grammar_task import DRAWN, FULL, GRAMMAR, KS, SETTINGS, follow_from, grammar_task, words_of
 from ematrace.results import Row
 from ematrace.results.schema import Factor
 
@@ -36,7 +36,7 @@ def _name(factors: dict[str, Factor]) -> str:
 EXPERIMENT = Experiment(
     "k_by_grammar",
     "k crossed with grammars",
-    grid=factorial(grammar=(*GRAMMARS, DRAWN), k=KS),
+    grid=factorial(grammar=(GRAMMAR, DRAWN), k=KS),
     measure=measure,
     group="k",
     settings=dict(SETTINGS),

@@ -15,7 +15,7 @@ from ematrace.baselines.bigru import BiGRUSettings, BiGRUTagger
 from ematrace.baselines.transformer import TransformerSettings, TransformerTagger
 from ematrace.experiments.base import Context, Experiment, Point, number
 from ematrace.experiments.grammar_task import (
-    GRAMMARS,
+    GRAMMAR,
     GrammarTask,
     Sizes,
     follow_from,
@@ -33,11 +33,10 @@ MODELS = (*(("gru", embedding) for embedding in EMBEDDINGS), ("transformer", 64)
 
 def points(scale: str, seeds: int) -> Iterable[Point]:
     for seed in range(seeds):
-        for grammar in GRAMMARS:
-            for model, embedding in MODELS:
-                for dropout in WORD_DROPOUT:
-                    factors = {"grammar": grammar, "model": model, "embedding": embedding, "word_dropout": dropout}
-                    yield Point(factors, seed)
+        for model, embedding in MODELS:
+            for dropout in WORD_DROPOUT:
+                factors = {"grammar": GRAMMAR, "model": model, "embedding": embedding, "word_dropout": dropout}
+                yield Point(factors, seed)
 
 
 def measure(ctx: Context, grammar: str, model: str, embedding: int | str, word_dropout: float) -> list[Row]:

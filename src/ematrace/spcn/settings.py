@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 PAPER_RATES = (0.5, 0.2, 0.1, 0.05)
 """Rates of the fast traces, L0 first."""
 NETWORKS = ("described", "locked")
-DEFAULT_NETWORK = "locked"
+DEFAULT_NETWORK = "described"
 FIRST_NETWORK = "locked"
 """Of models and results that were stored before the setting existed."""
 _CHOICES = {

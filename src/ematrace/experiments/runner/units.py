@@ -19,7 +19,7 @@ class Unit:
 
     >>> unit = make_plan(Request(("position",), seeds=2)).units[1]
     >>> unit.label, unit.file_name
-    ('position, seed 1', 'grammar-default_seed-1_cpu.json')
+    ('position, grammar=half_passives, seed 1', 'grammar-half_passives_seed-1_cpu.json')
     >>> unit.command
     'ematrace reproduce position --seeds 2 --only seed=1 --fresh'
     """
@@ -47,8 +47,8 @@ class Unit:
 
     @property
     def label(self) -> str:
-        """For people; the default grammar goes without saying."""
-        factors = [f"{name}={value}" for name, value in self.factors.items() if value != "default"]
+        """For people."""
+        factors = [f"{name}={value}" for name, value in self.factors.items()]
         return ", ".join([self.experiment, *factors, f"seed {self.seed}"])
 
 
