@@ -36,11 +36,20 @@ SEEDS: dict[tuple[str, ...], int] = {
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", help="only these experiments (default: all)")
     parser.add_argument("--out", type=Path, default=Path("results"))
     parser.add_argument("--jobs", type=int, help="processes (default: one per core)")
     parser.add_argument("--shard", default="1/1", help="i/n: part i of n")
     args = parser.parse_args()
-    requests = [Request(names, seeds=seeds, out=args.out, shard=args.shard) for names, seeds in SEEDS.items()]
+    known = {name for names in SEEDS for name in names}
+    if unknown := set(args.names) - known:
+        parser.error(f"{', '.join(sorted(unknown))}: choose from {', '.join(sorted(known))}")
+    asked = set(args.names) or known
+    requests = [
+        Request(wanted, seeds=seeds, out=args.out, shard=args.shard)
+        for names, seeds in SEEDS.items()
+        if (wanted := tuple(name for name in names if name in asked))
+    ]
     units = [unit for request in requests for unit in make_plan(request).to_run]
     started, done = time.monotonic(), 0
 
