@@ -75,8 +75,8 @@ def test_predicates_are_read_as_written() -> None:
     assert not claims["C16"].fitted
     assert claims["C08"].selectors == (together, bigru)
     assert claims["C08"].experiments == ("trace_probe", "supervised")
-    assert claims.defaults == {"grammar": "default"}
-    assert claims.robustness == {"grammar": "drawn"}
+    assert claims.defaults == {"grammar": "half_passives"}
+    assert claims.robustness == {"grammar": "fully_drawn"}
     assert claims.unpublished.seed == 1000
     gap = claims["C25"].figure[0]
     assert (gap.band, claims["C25"].seeds, claims["C24"].seeds) == ((1.87, 2.29), 3, 2)
@@ -273,7 +273,7 @@ def test_own_claims_do_not_change_the_evidence_for_the_papers(section: str) -> N
 
 
 def test_own_claims_may_repeat_what_the_papers_say() -> None:
-    same = "[defaults]\ngrammar = 'default'\n[robustness]\ngrammar = 'drawn'\n[unpublished]\nseed = 1000"
+    same = "[defaults]\ngrammar = 'half_passives'\n[robustness]\ngrammar = 'fully_drawn'\n[unpublished]\nseed = 1000"
     assert with_own_claims(load_claims(), same, "mine.py", command="c") == load_claims()
 
 

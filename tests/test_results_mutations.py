@@ -21,11 +21,18 @@ from ematrace.report.terminal import ledger_table
 from ematrace.results import AmbiguousSelection, ResultError, Store, Table, read_file
 
 RECORDED = Path(__file__).resolve().parents[1] / "results"
+
+
+def of_seed_0(experiment: str) -> list[str]:
+    """Recorded files, a drawn grammar's before that of half passives."""
+    found = sorted((RECORDED / experiment).glob("grammar-*_seed-0_cpu.json"))
+    return [path.relative_to(RECORDED).as_posix() for path in found]
+
+
 SOURCES = (
-    "trace_probe/grammar-default_seed-0_cpu.json",
-    "trace_probe/grammar-drawn_k-0.02_seed-0_cpu.json",
-    "controls/grammar-default_seed-0_cpu.json",
-    "dimension_control/grammar-default_seed-0_cpu.json",
+    *of_seed_0("trace_probe")[-2:],
+    *of_seed_0("controls")[-1:],
+    *of_seed_0("dimension_control")[-1:],
     "spen_model/seed-0_cpu.json",
     "spen_streaming/seed-0_gpu.json",
     "spen_training/preset-spen-130m_seed-0_gpu.json",

@@ -80,7 +80,7 @@ def test_an_experiment_and_its_robustness_are_different_units():
     units = make_plan(Request(("position", "position", "robustness"), seeds=2)).units
     assert len(set(keys(units))) == len(units)
     of_position = [unit for unit in units if unit.experiment == "position"]
-    assert [unit.factors["grammar"] for unit in of_position] == ["default"] * 2 + ["fully_drawn"] * 2
+    assert [unit.factors["grammar"] for unit in of_position] == ["half_passives"] * 2 + ["fully_drawn"] * 2
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 5, 40])

@@ -13,7 +13,7 @@ from ematrace.baselines.bigru import BiGRUSettings, BiGRUTagger
 from ematrace.baselines.transformer import TransformerNetwork, TransformerSettings, TransformerTagger
 from ematrace.experiments import EXPERIMENTS, Context, Row
 from ematrace.experiments.base import merged
-from ematrace.experiments.grammar_task import DRAWN, KS, Sizes, grammar_task
+from ematrace.experiments.grammar_task import DRAWN, GRAMMAR, KS, Sizes, grammar_task
 from ematrace.experiments.supervised_models import EMBEDDINGS, MODELS, make_tagger
 from ematrace.grammar import load_grammar
 
@@ -127,7 +127,6 @@ def test_a_model_is_judged_under_every_coding_that_it_has(model, embedding, word
         p
         for p in experiment.points("cpu", 1)
         if (p.factors["model"], p.factors["embedding"], p.factors["word_dropout"]) == (model, embedding, word_dropout)
-        and p.factors["grammar"] == "default"
     ]
     resolved = experiment.resolve_settings(point, merged(experiment.settings, {"sentences": SIZES, "epochs": 1}))
     rows = experiment.measure(Context(seed=0, settings=resolved), **point.factors)
@@ -153,9 +152,7 @@ def test_models_are_all_combinations_and_have_the_sentences_of_spcn():
 
 
 def test_150_epochs_are_for_the_grus_that_supervised_does_not_have():
-    of_model = [
-        p.factors for p in EXPERIMENTS["supervised_epochs"].points("cpu", 1) if p.factors["grammar"] == "default"
-    ]
+    of_model = [p.factors for p in EXPERIMENTS["supervised_epochs"].points("cpu", 1)]
     assert len(of_model) == 7
     assert {f["model"] for f in of_model} == {"gru"}
     assert EXPERIMENTS["supervised_epochs"].settings["epochs"] == 150
@@ -190,6 +187,6 @@ def test_k_is_crossed_with_every_grammar():
     combinations = {(p.factors["grammar"], p.factors["k"], p.seed) for p in points}
     assert len(combinations) == len(points)
     grammars = {p.factors["grammar"] for p in points}
-    assert {"default", DRAWN} <= grammars
+    assert grammars == {GRAMMAR, DRAWN}
     assert len(points) == len(grammars) * len(KS) * 24
     assert len({json.dumps(p.factors) for p in points}) == len(grammars) * len(KS)
