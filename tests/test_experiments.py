@@ -7,6 +7,7 @@ import json
 import math
 from collections import Counter
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +19,7 @@ from threadpoolctl import threadpool_limits
 
 from cells_support import make_file, make_table
 from ematrace.experiments import EXPERIMENTS, Context, Metric, Point, choices, lag_decoding, networks
+from ematrace.experiments.ablations import VARIANTS
 from ematrace.experiments.base import merged
 from ematrace.experiments.controls import majority
 from ematrace.experiments.distances import jl_epsilon, sparse_code
@@ -57,7 +59,6 @@ TINY = Sizes(train=40, within=20, transfer=20, bigru_epochs=1)
 SMALL = {"widths": (128, 32, 16, 8)}  # the lemma of `distances` says nothing below 24 ln n dimensions
 GRAMMAR = [name for name, experiment in EXPERIMENTS.items() if experiment.settings is SETTINGS]
 DEFAULT = dict(load_claims().defaults)
-RECORDED_DRAW = {"grammar": "drawn", "k": 0.04}  # from before grammars were drawn whole; seeds 1, 5, ...
 
 
 class Given(Context):
@@ -224,7 +225,7 @@ def test_accuracies_by_hand(task):
 
 
 def test_sentences_that_training_has_are_left_out_of_the_novel_ones():
-    task = GrammarTask(0, sizes=Sizes(train=400, within=200, transfer=20))
+    task = GrammarTask(0, sizes=Sizes(train=2000, within=200, transfer=20))
     codes = role_codes(task.within, task.roles)
     guesses = np.where(np.random.default_rng(0).random(len(codes)) < 0.7, codes, 0)
     found = task.accuracies(task.judge(guesses, role_codes(task.transfer, task.roles)))
@@ -288,10 +289,16 @@ def test_choices_measures_each_choice_and_probe(task, monkeypatch):
     shares = []
     rows = choices.measure(Given(task, shares.append), **DEFAULT)
     check_rows(rows)
-    assert [row.factors for row in rows] == [{"choice": name} for name in (*few, *choices.PROBES)]
+    names = [*VARIANTS, "no_spa", "no_spa_no_slow"]
+    parts = [*({"variant": name} for name in names), *({"level": level} for level in range(4))]
+    of_networks = [{"choice": choice, **part} for choice in few for part in parts]
+    of_probes = [{"choice": probe, "variant": "full"} for probe in choices.PROBES]
+    assert [row.factors for row in rows] == [*of_networks, *of_probes]
     assert shares == sorted(shares)
     assert shares
     assert rows[0].metrics == task.accuracies(task.probe([FULL])[FULL])
+    changed = task.accuracies(task.probe([FULL], task.spcn(epochs=3, spa=False))[FULL])
+    assert value_of(rows, "within", choice="three epochs", variant="no_spa") == changed["within"]
 
 
 def test_accuracies_are_counted_on_all_tokens(task, measured):
@@ -325,6 +332,8 @@ def test_experiments_that_probe_the_same_thing_agree(measured):
     ("factors", "kinds", "sides", "level"),
     [
         ({"variant": "full"}, ("activation", "fast", "slow"), ("forward", "backward"), 0),
+        ({"variant": "activation"}, ("activation",), ("forward", "backward"), 0),
+        ({"variant": "traces"}, ("fast", "slow"), ("forward", "backward"), 0),
         ({"variant": "forward_only"}, ("activation", "fast", "slow"), ("forward",), 0),
         ({"variant": "backward_only"}, ("activation", "fast", "slow"), ("backward",), 0),
         ({"variant": "fast_only"}, ("activation", "fast"), ("forward", "backward"), 0),
@@ -535,18 +544,18 @@ def test_drawn_grammars_differ_and_have_passives_and_one_k():
     assert {settings["spcn"]["k"] for settings in drawn} == {SETTINGS["spcn"]["k"]}
     # every word order meets half passives and not, equally often
     kinds = Counter((g["word_order"], point.seed % 3 == 0) for g, point in zip(grammars, points, strict=True))
-    assert sorted(kinds.values()) == [2] * 4 + [4] * 4
+    assert sorted(kinds.values()) == [1] * 4 + [2] * 4
 
 
 def test_a_drawn_task_is_what_its_settings_say():
-    for factors, k in (({"grammar": DRAWN}, 0.08), ({"grammar": DRAWN, "k": 0.16}, 0.16), (RECORDED_DRAW, 0.04)):
+    for factors, k in (({"grammar": DRAWN}, 0.08), ({"grammar": DRAWN, "k": 0.16}, 0.16)):
         point = Point(factors, 5)
         settings = EXPERIMENTS["position"].resolve_settings(point, merged(SETTINGS, {"sentences": {"train": 40}}))
         task = grammar_task(Context(seed=5, settings=settings), **point.factors)
         assert task.spcn().k == settings["spcn"]["k"] == k
         assert task.A.settings == task.B.settings == settings["grammar"]
         assert (task.seed, len(task.train), settings["grammar"]["drawn_seed"]) == (5, 40, 5)
-        assert ("word_order" in settings["grammar"]) == (factors["grammar"] == DRAWN)
+        assert "word_order" in settings["grammar"]
 
 
 def test_a_grammar_with_half_passives_is_told_apart():
@@ -569,12 +578,16 @@ def test_settings_without_a_network_are_of_the_locked_one():
 def test_networks_measures_states_and_the_claims_of_both_networks(task):
     experiment = EXPERIMENTS["networks"]
     points = experiment.points("cpu", 1)
-    assert len(points) == 8
+    frozen = {(p.factors["network"], p.factors["grammar"]) for p in points if p.factors["part"] == "frozen W_ff"}
+    assert frozen == set(product(("described", "locked"), ("half_passives", "quarter_passives")))
+    learned = [p.factors["network"] for p in points if p.factors["part"] == "learned W_ff"]
+    assert learned == ["locked"], "that of the default network is measured by feedforward_rules"
+    assert len(points) == 5
     for point in points:
         settings = experiment.resolve_settings(point, experiment.settings)
         assert settings["spcn"]["network"] == point.factors["network"]
         assert (settings["grammar"]["shares"]["passive"] == 0.5) == (point.factors["grammar"] == "half_passives")
-    rows = experiment.measure(Given(task), network="locked", grammar="default", part="frozen W_ff")
+    rows = experiment.measure(Given(task), network="described", grammar="half_passives", part="frozen W_ff")
     check_rows(rows)
     states = [row for row in rows if "diagnosis" in row.factors]
     assert [row.factors["level"] for row in states] == list(range(len(task.spcn().widths)))
@@ -611,21 +624,22 @@ def test_settings_that_follow_from_the_factors_do_not_undo_pairs(experiment):
 def test_settings_reach_the_task():
     """Every one of them: a recorded setting that nothing reads would be a lie."""
     changed = {"spcn": {"widths": [64, 32], "eta": 0.5}, "sentences": {"within": 7}, "ridge_lambda": 3.0}
-    task = grammar_task(Context(seed=2, settings=merged(SETTINGS, changed)), grammar="default")
+    task = grammar_task(Context(seed=2, settings=merged(SETTINGS, changed)))
     assert (task.sizes, task.ridge_lambda, task.seed) == (Sizes(within=7), 3.0, 2)
     task.sizes = TINY
     assert (task.spcn().widths, task.spcn().eta) == ((64, 32), 0.5)
     assert merged(SETTINGS, {"spcn": {}}) == SETTINGS
-    untouched = grammar_task(Context(seed=0, settings=SETTINGS), grammar="default")
+    untouched = grammar_task(Context(seed=0, settings=SETTINGS))
     assert untouched.spcn_settings.items() <= SPCN().get_params().items()
 
 
 def test_experiments_of_one_seed_share_a_task_and_others_do_not():
     ctx = Context(seed=0, settings=SETTINGS)
     other = Context(seed=1, settings=SETTINGS, memo=ctx.memo)
-    assert grammar_task(ctx, grammar="default") is grammar_task(ctx, grammar="default")
-    assert grammar_task(ctx, grammar="default") is not grammar_task(other, grammar="default")
-    assert grammar_task(ctx, grammar="default") is not grammar_task(ctx, grammar="drawn", k=0.02)
+    assert grammar_task(ctx) is grammar_task(ctx)
+    assert grammar_task(ctx) is not grammar_task(other)
+    assert grammar_task(ctx) is not grammar_task(ctx, grammar=DRAWN)
+    assert grammar_task(ctx) is not grammar_task(ctx, k=0.02)
 
 
 def test_settings_are_those_of_the_recorded_results():
@@ -635,7 +649,7 @@ def test_settings_are_those_of_the_recorded_results():
     assert len(recorded_names) >= 10
     for name in recorded_names:
         experiment = EXPERIMENTS[name]
-        points = [Point(DEFAULT, 0), *([Point(RECORDED_DRAW, 1)] if experiment.robustness else [])]
+        points = [Point(DEFAULT, 0), *([Point({"grammar": DRAWN}, 1)] if experiment.robustness else [])]
         for point in points:
             recorded = read_file(folder / name / file_name(point.factors, point.seed, "cpu"))
             assert recorded.settings == json.loads(json.dumps(experiment.resolve_settings(point, experiment.settings)))
