@@ -311,7 +311,7 @@ def test_reproduce_runs_prints_the_ledger_and_writes_the_page(call, away):
     assert contents(away) == ["mine", "p.html"]
     files = files_in(away / "mine")
     assert set(files) == {
-        f"{name}/grammar-default_seed-{seed}_cpu.json" for name in ("position", "trace_probe") for seed in (0, 1)
+        f"{name}/grammar-half_passives_seed-{seed}_cpu.json" for name in ("position", "trace_probe") for seed in (0, 1)
     }
     assert all("--settings" in file.provenance.command for file in files.values())
     before = {path: path.stat().st_mtime_ns for path in (away / "mine").rglob("*.json")}
