@@ -13,16 +13,18 @@ from ematrace.analysis.gap import factorial_arms
 from ematrace.analysis.gap_design import ATTENTION, CHAIN, EMA, ArmFactors
 from ematrace.results import CellFile, Metric, Row
 
-TOKENS, RECALL = 1000, 200
+TOKENS, RECALL, MISS = 1000, 200, 300
 ARMS = tuple(dict.fromkeys((*CHAIN, *factorial_arms(), EMA, ATTENTION)))
 RATE = 0.004
 NATS = {arm: 5.0 - 0.1 * i for i, arm in enumerate(CHAIN)}
 
 
 def run(arm: ArmFactors, seed: int, other: float, recall: float, size: str = "2m", **changes: Any) -> CellFile:
-    """A model with these nats on recall tokens and on others."""
+    """A model with these nats on recall tokens and on others; `miss` on others where copying would fail."""
+    miss, rest = changes.pop("miss", other), TOKENS - RECALL - MISS
     whole = (RECALL * recall + (TOKENS - RECALL) * other) / TOKENS
     slices = {"all": (whole, TOKENS), "recall": (recall, RECALL), "other": (other, TOKENS - RECALL)}
+    slices |= {"miss": (miss, MISS), "new_context": (((TOKENS - RECALL) * other - MISS * miss) / rest, rest)}
     for name, n in (("rare", RECALL // 2), ("rare_here", 0)):
         slices |= {
             f"{name}_recall": (recall, n),
@@ -36,7 +38,9 @@ def run(arm: ArmFactors, seed: int, other: float, recall: float, size: str = "2m
     rows.append(Row({"text": "validation", "distance": "1-16"}, {"recall_nats_by_distance": _mean(recall, RECALL)}))
     counted = {"recall_nats_by_count": _mean(recall, RECALL), "other_nats_by_count": _mean(other, TOKENS - RECALL)}
     rows.append(Row({"text": "validation", "pair_count": "10-99"}, counted))
-    rows.append(Row({}, {"parameters": Metric(1_901_824.0), "selection_nats": Metric(whole)}))
+    parameters, curve = changes.pop("parameters", 1_901_824.0), changes.pop("curve", {})
+    rows.append(Row({}, {"parameters": Metric(parameters), "selection_nats": Metric(whole)}))
+    rows += [Row({"step": step}, {"train_nats": Metric(nats, "nats")}) for step, nats in curve.items()]
     lr = changes.pop("lr", RATE)
     fields = {"experiment": "gap", "scale": "gpu", "settings": {"tokens": 117_440_512, "vocab_size": 8192}, **changes}
     return make_file(*rows, seed=seed, factors={**asdict(arm), "size": size, "lr": lr}, **fields)
@@ -47,10 +51,12 @@ def _mean(nats: float, n: int) -> Metric:
 
 
 def sweep(
-    arms: Sequence[ArmFactors], rates: Sequence[float] = (0.001, 0.002, RATE, 0.008, 0.016), best: float = RATE
+    arms: Sequence[ArmFactors],
+    rates: Sequence[float] = (0.001, 0.002, RATE, 0.008, 0.016),
+    best: float = RATE,
+    **changes: Any,
 ) -> list[CellFile]:
+    fields = {"experiment": "gap_rates", **changes}
     return [
-        run(arm, 1000, 5.0 + 0.1 * abs(np.log(rate / best)), 4.0, lr=rate, experiment="gap_rates")
-        for arm in arms
-        for rate in rates
+        run(arm, 1000, 5.0 + 0.1 * abs(np.log(rate / best)), 4.0, lr=rate, **fields) for arm in arms for rate in rates
     ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from itertools import pairwise, permutations
 from typing import Any
@@ -13,6 +13,7 @@ from scipy import stats
 
 from cells_support import make_table
 from ematrace.analysis.gap import (
+    Chain,
     build_chain,
     build_recall,
     build_shares,
@@ -21,10 +22,12 @@ from ematrace.analysis.gap import (
     judge_traces,
     ratio,
 )
+from ematrace.analysis.gap_closure import Closure, build_closure
 from ematrace.analysis.gap_design import (
     ATTENTION,
     CHAIN,
     EMA,
+    LEARNED,
     NO_ERROR_AT_FIXED_WIDTH,
     PLAYERS,
     STEP_ENDS,
@@ -33,7 +36,7 @@ from ematrace.analysis.gap_design import (
     corner,
     step_name,
 )
-from ematrace.analysis.gap_scores import load_scores, published_rate
+from ematrace.analysis.gap_scores import SWEEP, Absence, load_scores, published_rate
 from ematrace.analysis.rates import Sweep
 from ematrace.analysis.shapley import shapley_value
 from ematrace.experiments import gap_rates
@@ -91,7 +94,6 @@ class TestChain:
             assert step.p_value < 0.05
         assert chain.whole.nats.mean == pytest.approx(chain.start.mean - chain.end.mean)
         assert sum(step.nats.mean for step in chain.steps) == pytest.approx(chain.whole.nats.mean)
-        assert chain.closes
         assert chain.seeds == (0, 1, 2, 3, 4)
 
     def test_attention_and_positions_are_one_step_and_its_halves_a_detail(self) -> None:
@@ -106,7 +108,7 @@ class TestChain:
         del nats[WITHOUT_POSITIONS]
         without = build_chain(load_scores(table(nats, noise=0.0), "2m"), "validation")
         assert without is not None
-        assert (without.halves, without.missing) == ((), ())
+        assert (without.halves, set(without.missing)) == ((), {WITHOUT_POSITIONS})
         assert [step.nats.mean for step in without.steps] == pytest.approx([step.nats.mean for step in whole.steps])
 
     def test_intervals_are_paired(self) -> None:
@@ -130,24 +132,37 @@ class TestChain:
         scores = load_scores(table(without), "2m")
         chain = build_chain(scores, "validation")
         assert chain is not None
-        assert chain.missing == (CHAIN[3],)
-        assert scores.why_absent(CHAIN[3]) == "its learning rates were not swept"
+        assert chain.missing == {CHAIN[3]: Absence("its learning rates were not swept", SWEEP)}
         assert chain.steps[2].name == "all units, not 6% and context into the residual"
         assert len(chain.steps) == 7
-        assert chain.closes
 
     @pytest.mark.parametrize("end", [0, -1])
     def test_without_an_end_there_is_no_chain(self, end: int) -> None:
         without = {arm: nats for arm, nats in NATS.items() if arm != CHAIN[end]}
         assert build_chain(load_scores(table(without), "2m"), "validation") is None
 
-    def test_a_seed_that_one_arm_lacks_is_left_out_of_all(self) -> None:
-        cells = table(NATS).cells
-        fewer = Table(s for s in cells if not (ArmFactors.of(s.cell.factors) == CHAIN[4] and s.cell.seed == 2))
-        chain = build_chain(load_scores(fewer, "2m"), "validation")
+    def without(self, *lacking: tuple[ArmFactors, int]) -> Chain:
+        cells = (s for s in table(NATS).cells if (ArmFactors.of(s.cell.factors), s.cell.seed) not in lacking)
+        chain = build_chain(load_scores(Table(cells), "2m"), "validation")
         assert chain is not None
-        assert chain.seeds == (0, 1, 3, 4)
-        assert chain.closes
+        return chain
+
+    def test_an_arm_that_lacks_a_seed_is_left_out_and_not_the_seed(self) -> None:
+        chain = self.without((CHAIN[4], 2))
+        assert chain.seeds == (0, 1, 2, 3, 4)
+        assert chain.missing == {CHAIN[4]: Absence("it lacks seed 2, which the others have")}
+        assert len(chain.steps) == 7
+        assert [len(step.nats.values) for step in chain.steps] == [5] * 7
+
+    def test_without_half_of_its_positions_the_joined_step_has_no_halves(self) -> None:
+        chain = self.without((WITHOUT_POSITIONS, 3))
+        assert (len(chain.steps), chain.halves, list(chain.missing)) == (8, (), [WITHOUT_POSITIONS])
+
+    def test_a_seed_that_few_arms_have_does_not_count(self) -> None:
+        """A recording that ended in the middle of a seed, and one of which an end of the chain lacks a seed."""
+        ended = self.without(*((arm, 4) for arm in CHAIN[3:]))
+        assert (ended.seeds, ended.missing) == ((0, 1, 2, 3), {})
+        assert self.without((CHAIN[-1], 2)).seeds == (0, 1, 3, 4)
 
     def test_slices_that_do_not_add_up_are_refused(self) -> None:
         files = [run(arm, seed, nats, 4.0) for arm, nats in NATS.items() for seed in range(2)]
@@ -166,15 +181,38 @@ class TestChain:
 
 
 class TestWhatMayBePublished:
-    def test_other_settings_are_left_out_and_named(self) -> None:
-        odd = [run(CHAIN[2], seed, 4.8, 4.0, settings={"tokens": 1, "vocab_size": 8192}) for seed in range(5)]
+    @pytest.mark.parametrize(("name", "value", "usual"), [("tokens", 1, 117440512), ("vocab_size", 50257, 8192)])
+    def test_other_settings_are_left_out_and_named(self, name: str, value: int, usual: int) -> None:
+        settings = {"tokens": 117_440_512, "vocab_size": 8192, name: value}
+        odd = [run(CHAIN[2], seed, 4.8, 4.0, settings=settings) for seed in range(5)]
         rest = [run(arm, seed, n, 4.0) for arm, n in NATS.items() if arm != CHAIN[2] for seed in range(5)]
         scores = load_scores(make_table(*rest, *odd, *sweep(CHAIN)), "2m")
-        assert scores.why_absent(CHAIN[2]) == "of other settings: tokens 1 instead of 117440512"
+        assert scores.absence(CHAIN[2]) == Absence(f"of other settings: {name} {value} instead of {usual}")
         assert len(scores.dropped) == 5
         chain = build_chain(scores, "validation")
         assert chain is not None
-        assert chain.missing == (CHAIN[2],)
+        assert list(chain.missing) == [CHAIN[2]]
+
+    def test_one_seed_of_other_settings_leaves_the_arm_without_it(self) -> None:
+        made = [
+            run(arm, seed, n, 4.0, **({"settings": {"tokens": 1}} if (arm, seed) == (CHAIN[2], 1) else {}))
+            for arm, n in NATS.items()
+            for seed in range(3)
+        ]
+        chain = build_chain(load_scores(make_table(*made, *sweep(CHAIN)), "2m"), "validation")
+        assert chain is not None
+        assert chain.missing == {CHAIN[2]: Absence("it lacks seed 1, which the others have")}
+
+    def test_an_arm_with_more_parameters_is_left_out(self) -> None:
+        def of(arm: ArmFactors, share: float) -> Absence | None:
+            more = {"parameters": 1_901_824 * share}
+            made = [run(one, 0, n, 4.0, **(more if one == arm else {})) for one, n in all_arms.items()]
+            return load_scores(make_table(*made, *sweep(tuple(all_arms))), "2m").absence(arm)
+
+        all_arms = {**NATS, NO_ERROR_AT_FIXED_WIDTH: 4.0}
+        assert of(CHAIN[5], 1.005) is None
+        assert of(CHAIN[5], 1.02) == Absence("has 1,939,860 parameters, the others 1,901,824")
+        assert of(NO_ERROR_AT_FIXED_WIDTH, 0.9) is None  # unmatched on purpose
 
     def test_other_tokens_are_left_out(self) -> None:
         files = [run(arm, 0, n, 4.0) for arm, n in NATS.items()]
@@ -182,34 +220,37 @@ class TestWhatMayBePublished:
         files[3] = run(CHAIN[3], 0, 4.7, 4.0)
         files[3].cells[:] = other
         scores = load_scores(make_table(*files, *sweep(CHAIN)), "2m")
-        assert scores.why_absent(CHAIN[3]) == "of other settings: scored on other tokens"
+        assert scores.absence(CHAIN[3]) == Absence("of other settings: scored on other tokens")
 
     def test_an_arm_with_its_best_rate_at_the_end_is_not_published(self) -> None:
         files = [run(arm, seed, n, 4.0) for arm, n in NATS.items() for seed in range(2)]
         swept = [*sweep(CHAIN[:-1]), *sweep(CHAIN[-1:], rates=(0.0005, 0.001, 0.002, 0.003, RATE))]
         scores = load_scores(make_table(*files, *swept), "2m")
-        assert scores.why_absent(CHAIN[-1]) == "its best rate, 0.004, is at the end of the grid"
+        assert scores.absence(CHAIN[-1]) == Absence("its best rate, 0.004, is at the end of the grid", SWEEP)
         assert build_chain(scores, "validation") is None
 
     @pytest.mark.parametrize(
-        ("rates", "curve", "why"),
+        ("rates", "curve", "expected"),
         [
-            ([0.002], {0.002: 5.0, 0.004: 4.9, 0.008: 5.0}, "its cells are at 0.002, the best rate is 0.004"),
-            ([0.004], {}, "its learning rates were not swept"),
-            ([0.002, 0.004], {0.002: 5.0, 0.004: 4.9, 0.008: 5.0}, ""),
+            ([0.002], {0.002: 5.0, 0.004: 4.9, 0.008: 5.0}, Absence("its cells are at 0.002, the best rate is 0.004")),
+            ([0.004], {}, Absence("its learning rates were not swept", SWEEP)),
+            ([0.002, 0.004], {0.002: 5.0, 0.004: 4.9, 0.008: 5.0}, 0.004),
         ],
     )
-    def test_cells_count_at_the_best_rate_only(self, rates: list[float], curve: dict[float, float], why: str) -> None:
+    def test_cells_count_at_the_best_rate_only(
+        self, rates: list[float], curve: dict[float, float], expected: float | Absence
+    ) -> None:
         swept = Sweep({}, {rate: {0: nats} for rate, nats in curve.items()}) if curve else None
-        rate, found = published_rate(rates, swept, "2m")
-        assert found == why
-        assert why or rate == 0.004
+        assert published_rate(rates, swept, "2m") == expected
 
     def test_an_arm_without_cells_waits_for_cells_or_for_its_rate(self) -> None:
         edge = sweep(CHAIN[4:5], rates=(0.0005, 0.001, 0.002, 0.003, RATE))
         scores = load_scores(make_table(*sweep(CHAIN[3:4]), *edge), "2m")
-        reasons = ["no cells", "its best rate, 0.004, is at the end of the grid", "its learning rates were not swept"]
-        assert [scores.why_absent(arm) for arm in CHAIN[3:6]] == reasons
+        assert [scores.absence(arm) for arm in CHAIN[3:6]] == [
+            Absence("no cells"),
+            Absence("its best rate, 0.004, is at the end of the grid", SWEEP),
+            Absence("its learning rates were not swept", SWEEP),
+        ]
 
     def test_toys_are_never_those_of_another_size(self) -> None:
         cells = table(NATS, size="toy")
@@ -221,7 +262,7 @@ class TestWhatMayBePublished:
     def test_without_cells_nothing_is_there(self) -> None:
         scores = load_scores(make_table(), "2m")
         assert scores.texts == ()
-        assert scores.why_absent(EMA) == "no cells"
+        assert scores.absence(EMA) == Absence("no cells")
 
 
 def brute_force(worth: Callable[[frozenset[str]], float]) -> dict[str, float]:
@@ -388,10 +429,34 @@ class TestRecall:
         assert found.gap.mean == pytest.approx(0.5)
         assert found.recall.share == pytest.approx(0.6)
         assert found.tokens == pytest.approx(RECALL / TOKENS)
-        assert found.nats["EMA"]["recall"].mean - found.nats["attention"]["recall"].mean == pytest.approx(1.5)
+        (ema, _), (attention, _) = found.nats["EMA"], found.nats["attention"]
+        assert ema is not None
+        assert attention is not None
+        assert ema.mean - attention.mean == pytest.approx(1.5)
         rare = build_recall(scores, "validation", "rare")
         assert rare is not None
         assert rare.recall.share == pytest.approx(0.3)  # half as many tokens
+
+    def test_misses_count_for_retrieval(self) -> None:
+        """Attention gains 1.0 on a fifth of tokens and loses .5 where the copy is wrong, on three tenths: .05 of .2."""
+        made = [
+            *(run(EMA, seed, 5.0, 4.0, miss=5.0) for seed in range(3)),
+            *(run(ATTENTION, seed, 5.0, 3.0, miss=5.5) for seed in range(3)),
+        ]
+        scores = load_scores(make_table(*made, *sweep((EMA, ATTENTION))), "2m")
+        pair, retrieval = (build_recall(scores, "validation", name) for name in ("pair", "retrieval"))
+        assert pair is not None
+        assert retrieval is not None
+        assert pair.recall.share == pytest.approx(1.0)
+        assert retrieval.recall.share == pytest.approx(0.05 / 0.2)
+        assert retrieval.tokens == pytest.approx(0.5)
+
+    def test_without_rope_the_chains_own_attention(self) -> None:
+        scores = load_scores(table(NATS), "2m")
+        assert build_recall(scores, "validation", "pair") is None
+        found = build_recall(scores, "validation", "pair", LEARNED)
+        assert found is not None
+        assert found.gap.mean == pytest.approx(0.16, abs=0.01)
 
     def test_no_share_where_there_is_no_gap(self) -> None:
         found = build_recall(load_scores(table({EMA: 5.0, ATTENTION: 5.02}), "2m"), "validation", "pair")
@@ -413,3 +478,52 @@ def test_what_would_make_us_doubt_is_said() -> None:
     assert doubts(load_scores(table({**twins, NO_ERROR_AT_FIXED_WIDTH: 4.95}), "2m"), []) == []
     noisy = load_scores(table({EMA: 5.0}, noise=0.2), "2m")
     assert any(doubt.startswith("The seeds of ema differ by") for doubt in doubts(noisy, []))
+    broken = [run(EMA, seed, 5.0, 4.0, curve={1: 5.0, 2: 4.0, 3: 4.0 + 0.06 * seed}) for seed in range(2)]
+    diverged, few = doubts(load_scores(make_table(*broken, *sweep((EMA,))), "2m"), [])
+    assert diverged == "The training loss rose by 0.05 nats or more on some seeds: ema (1 of 2)."
+    assert few == "Fewer seeds than the plan's 5: ema (2)."
+
+
+class TestClosure:
+    """The ends .8 * .9 = .72 nats apart, and again on the seeds of the sweep."""
+
+    def closure(self, again: Sequence[float], **changes: Any) -> Closure | None:
+        cells = table(NATS, noise=0.01)
+        ends = CHAIN[:: len(CHAIN) - 1]
+        changes = {"experiment": "gap_rates", "lr": RATE, **changes}
+        swept = [
+            run(arm, 1000 + i, 5.0 - gap / 0.8 * (arm == CHAIN[-1]), 4.0, **changes)
+            for i, gap in enumerate(again)
+            for arm in ends
+        ]
+        replaced = {f.name for f in swept}
+        kept = [s for s in cells.cells if s.path.name not in replaced or s.cell.experiment != "gap_rates"]
+        whole = Table([*kept, *make_table(*swept).cells])
+        scores = load_scores(cells, "2m")
+        chain = build_chain(scores, "validation")
+        assert chain is not None
+        return build_closure(whole, scores, chain)
+
+    @pytest.mark.parametrize(
+        ("again", "verdict"),
+        [
+            ((0.71, 0.72, 0.73), "closes"),
+            ((0.91, 0.92, 0.93), "does not close"),
+            ((0.51, 0.52, 0.53), "does not close"),
+            ((0.6, 0.72, 0.84), "undecided"),
+            ((0.72,), "not checked"),
+        ],
+    )
+    def test_it_can_fail(self, again: tuple[float, ...], verdict: str) -> None:
+        found = self.closure(again)
+        assert found is not None
+        assert found.verdict == verdict
+        assert found.seeds == tuple(range(1000, 1000 + len(again)))
+        assert found.distance.values == pytest.approx(again)
+        assert found.difference == pytest.approx(0.72 - np.mean(again), abs=0.01)
+
+    def test_no_other_rate_and_no_other_settings(self) -> None:
+        assert self.closure((0.71, 0.72, 0.73), settings={"tokens": 1}) is None
+        other = self.closure((0.71, 0.72, 0.73), lr=0.002)
+        assert other is not None
+        assert other.seeds == (1000,)  # of the sweep itself

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from defects.planting import constant, defect, with_result, wrap
+from defects.planting import constant, defect, wrap
 
 
 @defect("analysis.shapley", "test_gap_analysis.py", "TestShares")
@@ -40,7 +40,19 @@ def only_the_average_of_orders_is_judged(gap: Any) -> None:
 @defect("analysis.gap_scores", "test_gap_analysis.py", "TestWhatMayBePublished")
 def any_rate_is_published(scores: Any) -> None:
     """An arm counts at the rate it has, whether it was swept or not."""
-    with_result(scores, "published_rate", lambda found: (found[0], ""))
+    wrap(scores, "published_rate", lambda original: lambda rates, sweep, size: rates[0])
+
+
+@defect("analysis.gap_scores", "test_gap_analysis.py", "lacks_a_seed")
+def a_seed_that_broke_down_is_left_out_of_all_arms(scores: Any) -> None:
+    """The chain is computed on the seeds that all arms have."""
+    wrap(scores.GapScores, "seeds_of_most", lambda original: lambda self, arms, needed: self.common_seeds(arms))
+
+
+@defect("analysis.gap_closure", "test_gap_analysis.py", "TestClosure")
+def the_chain_is_checked_by_its_own_runs(closure: Any) -> None:
+    """The distance that the steps are held against is that between the same cells."""
+    constant(closure, "SWEEP", lambda sweep: "gap")
 
 
 @defect("analysis.gap_scores", "test_gap_analysis.py", "other_settings or other_tokens")

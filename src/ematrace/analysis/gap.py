@@ -6,7 +6,6 @@ Every difference is taken on the same seeds, seed by seed: positive means that t
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -21,6 +20,7 @@ from ematrace.analysis.gap_design import (
     CHAIN,
     EMA,
     EMA_AT_FIXED_WIDTH,
+    HALVES,
     NO_ERROR_AT_FIXED_WIDTH,
     PLAYERS,
     STEP_ENDS,
@@ -29,16 +29,16 @@ from ematrace.analysis.gap_design import (
     corner,
     step_name,
 )
-from ematrace.analysis.gap_scores import EXPERIMENT, TOY, GapScores, Run, Values, runs_of
+from ematrace.analysis.gap_scores import MAIN, SEEDS, Absence, GapScores, Values
+from ematrace.analysis.rates import JUMP
 from ematrace.analysis.shapley import first_and_last, occasions, shapley_value
 from ematrace.intervals import fieller_interval, holm_adjusted, mean_p_value
-from ematrace.results import Interval, Sample, Table
+from ematrace.results import Interval, Sample
 
 SMALLEST_GAP = 0.1  # nats: shares of less are not given
 SPREAD = 0.05  # nats between seeds, or between two versions of a model, that would make us doubt
 ALL_TRACES, HALF = 0.75, 0.5  # of the whole distance, for and against "the whole gap is the traces"
 ADDS_UP = 1e-6  # nats; parts of the same cells differ by rounding only
-DISTANCES = ("1-16", "17-64", "65-256", "257+")
 Outcome = Literal["for", "against", "mixed", "depends"]
 
 
@@ -63,52 +63,47 @@ class Chain:
     whole: Step
     """From one end to the other, measured as one step."""
     seeds: tuple[int, ...]
-    missing: tuple[ArmFactors, ...]
-    """Arms without cells; the steps on both sides of one are shown as one step."""
+    missing: Mapping[ArmFactors, Absence]
+    """Arms that are not there or lack a seed of the others; the steps on both sides of one are shown as one step."""
     halves: tuple[Step, ...] = ()
     """Of the joined step: attention without positions, then learned positions. Empty where an arm is missing."""
-
-    @property
-    def remainder(self) -> float:
-        """Nats by which the sum of the steps misses the whole distance."""
-        return math.fsum(step.nats.mean for step in self.steps) - self.whole.nats.mean
 
     @property
     def recall_share(self) -> Ratio:
         """Of the whole distance, what lies on tokens that repeat a pair seen before."""
         return ratio(np.array(self.whole.recall.values), np.array(self.whole.nats.values))
 
-    @property
-    def closes(self) -> bool:
-        low, high = self.whole.nats.interval or (self.whole.nats.mean,) * 2
-        return low - ADDS_UP <= self.whole.nats.mean + self.remainder <= high + ADDS_UP
-
 
 def build_chain(scores: GapScores, text: str) -> Chain | None:
     """None where an end of the chain is missing: then there is no distance."""
-    present = [arm for arm in STEP_ENDS if arm in scores.arms]
-    if CHAIN[0] not in present or CHAIN[-1] not in present:
+    ends = (CHAIN[0], CHAIN[-1])
+    if any(arm not in scores.arms for arm in ends):
         return None
-    seeds = scores.common_seeds(present)
+    seeds = scores.seeds_of_most([arm for arm in STEP_ENDS if arm in scores.arms], ends)
     if not seeds:
         return None
+    missing = {arm: why for arm in CHAIN if (why := _absence(scores, arm, seeds)) is not None}
+    present = [arm for arm in STEP_ENDS if arm not in missing]
     steps = [_step(scores, text, one, other, seeds) for one, other in pairwise(present)]
     if len(seeds) > 1:
         adjusted = holm_adjusted([mean_p_value(step.nats.values) for step in steps])
         steps = [replace(step, p_value=p) for step, p in zip(steps, adjusted, strict=True)]
-    start, end = (Sample(tuple(scores.nats(arm, text, "all", seeds))) for arm in (CHAIN[0], CHAIN[-1]))
-    missing = tuple(arm for arm in STEP_ENDS if arm not in present)
-    whole = replace(_step(scores, text, CHAIN[0], CHAIN[-1], seeds), name="the whole distance")
-    return Chain(text, start, end, tuple(steps), whole, seeds, missing, _halves(scores, text, seeds))
+    start, end = (Sample(tuple(scores.nats(arm, text, "all", seeds))) for arm in ends)
+    whole = replace(_step(scores, text, *ends, seeds), name="the whole distance")
+    halves = () if missing.keys() & set(HALVES) else _halves(scores, text, seeds)
+    return Chain(text, start, end, tuple(steps), whole, seeds, missing, halves)
+
+
+def _absence(scores: GapScores, arm: ArmFactors, seeds: Sequence[int]) -> Absence | None:
+    if arm not in scores.arms:
+        return scores.absence(arm)
+    lacking = [seed for seed in seeds if seed not in scores.arms[arm]]
+    return Absence(f"it lacks seed {', '.join(map(str, lacking))}, which the others have") if lacking else None
 
 
 def _halves(scores: GapScores, text: str, seeds: Sequence[int]) -> tuple[Step, ...]:
     """On the seeds of the chain, so that they add up to the joined step."""
-    middle = CHAIN.index(WITHOUT_POSITIONS)
-    arms = CHAIN[middle - 1 : middle + 2]
-    if any(not set(seeds) <= set(scores.arms.get(arm, ())) for arm in arms):
-        return ()
-    return tuple(_step(scores, text, one, other, seeds) for one, other in pairwise(arms))
+    return tuple(_step(scores, text, *ends, seeds) for ends in pairwise(HALVES))
 
 
 def _step(scores: GapScores, text: str, before: ArmFactors, after: ArmFactors, seeds: Sequence[int]) -> Step:
@@ -225,42 +220,48 @@ class RecallShare:
 
     text: str
     definition: str
+    attention: ArmFactors
     gap: Sample
     recall: Ratio
     tokens: float
     """The share of tokens that are recall tokens by this definition."""
-    nats: Mapping[str, Mapping[str, Sample]]
-    """Of each arm: on recall tokens and on the rest."""
+    nats: Mapping[str, tuple[Sample | None, Sample | None]]
+    """Of either arm: on these tokens and on the rest; None where there are none."""
     seeds: tuple[int, ...]
 
 
-# Slices of recall tokens and of the rest, by definition.
+# Slices that make up the recall tokens and the rest, by definition. Recall tokens are chosen knowing the target, so
+# copying always pays on them; `retrieval` also has the misses, where the token before was followed by another one.
 DEFINITIONS = {
-    "pair": ("recall", "other"),
-    "rare": ("rare_recall", "rare_rest"),
-    "rare_here": ("rare_here_recall", "rare_here_rest"),
+    "pair": (("recall",), ("other",)),
+    "retrieval": (("recall", "miss"), ("new_context",)),
+    "rare": (("rare_recall",), ("rare_rest",)),
+    "rare_here": (("rare_here_recall",), ("rare_here_rest",)),
 }
 
 
-def build_recall(scores: GapScores, text: str, definition: str) -> RecallShare | None:
-    arms = {"EMA": EMA, "attention": ATTENTION}
+def build_recall(
+    scores: GapScores, text: str, definition: str, attention: ArmFactors = ATTENTION
+) -> RecallShare | None:
+    """None where an arm is missing, or its cells have not these slices."""
+    arms = {"EMA": EMA, "attention": attention}
     if any(arm not in scores.arms for arm in arms.values()) or not (seeds := scores.common_seeds(arms.values())):
         return None
     part, rest = DEFINITIONS[definition]
-    gap, recalled = (
-        scores.part_nats(EMA, text, name, seeds) - scores.part_nats(ATTENTION, text, name, seeds)
-        for name in ("all", part)
-    )
-    nats = {
-        name: {
-            key: Sample(tuple(scores.nats(arm, text, key, seeds)))
-            for key in ("all", part, rest)
-            if scores.share(arm, text, key, seeds[0])
-        }
-        for name, arm in arms.items()
-    }
-    share = scores.share(EMA, text, part, seeds[0])
-    return RecallShare(text, definition, Sample(tuple(gap)), ratio(recalled, gap), share, nats, seeds)
+    if not all(scores.has(arm, text, name, seeds) for arm in arms.values() for name in (*part, *rest)):
+        return None
+
+    def sums(arm: ArmFactors, names: Sequence[str]) -> Values:
+        return np.asarray(np.sum([scores.part_nats(arm, text, name, seeds) for name in names], axis=0))
+
+    def mean(arm: ArmFactors, names: Sequence[str]) -> Sample | None:
+        share = math.fsum(scores.share(arm, text, name, seeds[0]) for name in names)
+        return Sample(tuple(sums(arm, names) / share)) if share else None
+
+    gap, recalled = (sums(EMA, names) - sums(attention, names) for names in (("all",), part))
+    nats = {name: (mean(arm, part), mean(arm, rest)) for name, arm in arms.items()}
+    share = math.fsum(scores.share(EMA, text, name, seeds[0]) for name in part)
+    return RecallShare(text, definition, attention, Sample(tuple(gap)), ratio(recalled, gap), share, nats, seeds)
 
 
 def doubts(scores: GapScores, shares: Sequence[Shares]) -> list[str]:
@@ -271,9 +272,17 @@ def doubts(scores: GapScores, shares: Sequence[Shares]) -> list[str]:
         nats = scores.nats(arm, text, "all", sorted(runs))
         if np.ptp(nats) > SPREAD:
             found.append(f"The seeds of {arm.text} differ by {np.ptp(nats):.2f} nats.")
+    counts = {arm: (len(scores.diverged(arm)), len(runs)) for arm, runs in scores.arms.items()}
+    counts = {arm: (len(scores.diverged(arm)), len(runs)) for arm, runs in scores.arms.items()}
+    diverged = [f"{arm.text} ({n} of {runs})" for arm, (n, runs) in counts.items() if n]
+    if diverged:
+        found.append(f"The training loss rose by {JUMP:g} nats or more on some seeds: {'; '.join(diverged)}.")
+    few = [f"{arm.text} ({len(runs)})" for arm, runs in scores.arms.items() if len(runs) < SEEDS]
+    if few and scores.size == MAIN:
+        found.append(f"Fewer seeds than the plan's {SEEDS}: {'; '.join(few)}.")
     learned, gpt2 = CHAIN[-2:]
-    if learned in scores.arms and gpt2 in scores.arms:
-        seeds = scores.common_seeds((learned, gpt2))
+    both = learned in scores.arms and gpt2 in scores.arms
+    if both and (seeds := scores.common_seeds((learned, gpt2))):
         apart = (scores.nats(learned, text, "all", seeds) - scores.nats(gpt2, text, "all", seeds)).mean()
         if abs(apart) > SPREAD:
             found.append(f"GPT-2's block and the skeleton with its parts are {abs(apart):.2f} nats apart.")
@@ -301,67 +310,8 @@ def _width_doubts(scores: GapScores, text: str) -> list[str]:
         gains = [
             (scores.nats(one, text, "all", seeds) - scores.nats(other, text, "all", seeds)).mean()
             for one, other in pairs
-            for seeds in (scores.common_seeds((one, other)),)
+            if (seeds := scores.common_seeds((one, other)))
         ]
-        if gains[0] * gains[1] < 0:
+        if len(gains) == 2 and gains[0] * gains[1] < 0:
             found.append(f"{name} changes sign where d_ff is not matched: the step is not ascribed to {factor}.")
     return found
-
-
-@dataclass(frozen=True)
-class Contrast:
-    """Differences between decisive arms, in nats, with one size, budget and vocabulary."""
-
-    experiment: str
-    size: str
-    tokens: int
-    vocabulary: int
-    parameters: float
-    differences: Mapping[str, Sample]
-
-    @property
-    def tokens_per_parameter(self) -> float:
-        return self.tokens / self.parameters
-
-
-# Which arm is how much worse than which: what SPEN lacks to GPT-2, and parts of it.
-CONTRASTS = {
-    "SPEN to GPT-2": (CHAIN[0], CHAIN[-1]),
-    "SPEN to dense": (CHAIN[0], CHAIN[3]),
-    "EMA to attention, dense": (EMA, ATTENTION),
-}
-
-
-def build_trend(table: Table, text: str = "validation") -> list[Contrast]:
-    """By tokens per parameter, over everything that was measured but toys; only on seeds that both arms have."""
-    found = []
-    for experiment in (EXPERIMENT, "gap_sizes", "gap_130m"):
-        groups: dict[tuple[str, int, int], dict[ArmFactors, dict[int, Run]]] = defaultdict(lambda: defaultdict(dict))
-        for size in dict.fromkeys(map(str, table.values_of(experiment, "size"))):
-            for run in runs_of(table, experiment, size):
-                tokens, vocabulary = (run.settings.get(name) for name in ("tokens", "vocab_size"))
-                if size != TOY and isinstance(tokens, int) and isinstance(vocabulary, int):
-                    groups[size, tokens, vocabulary][run.arm][run.seed] = run
-        found += [_contrast(experiment, *key, arms, text) for key, arms in groups.items()]
-    return sorted((c for c in found if c.differences), key=lambda c: c.tokens_per_parameter)
-
-
-def _contrast(
-    experiment: str,
-    size: str,
-    tokens: int,
-    vocabulary: int,
-    arms: Mapping[ArmFactors, Mapping[int, Run]],
-    text: str,
-) -> Contrast:
-    differences = {}
-    for name, (worse, better) in CONTRASTS.items():
-        seeds = sorted(set(arms.get(worse, {})) & set(arms.get(better, {})))
-        pairs = [[arms[arm][seed].nats.get((text, "all")) for arm in (worse, better)] for seed in seeds]
-        known = [[m.value for m in pair if m is not None and m.value is not None] for pair in pairs]
-        values = tuple(pair[0] - pair[1] for pair in known if len(pair) == 2)
-        if values:
-            differences[name] = Sample(values)
-    some = next(iter(next(iter(arms.values())).values()))
-    parameters = some.metrics["parameters"].value if "parameters" in some.metrics else None
-    return Contrast(experiment, size, tokens, vocabulary, parameters or math.nan, differences)

@@ -72,7 +72,8 @@ START, END = "SPEN, Algorithm 1's block", "GPT-2's block"
 CHAIN: tuple[ArmFactors, ...] = tuple(
     accumulate(CHANGES, lambda arm, change: replace(arm, **{change.factor: change.value}), initial=SPEN)  # type: ignore[arg-type]
 )
-WITHOUT_POSITIONS = CHAIN[7]
+WITHOUT_POSITIONS, LEARNED = CHAIN[7:9]
+HALVES = CHAIN[6:9]  # arms of the joined step
 STEP_ENDS = tuple(arm for arm in CHAIN if arm != WITHOUT_POSITIONS)
 
 

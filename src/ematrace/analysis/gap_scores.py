@@ -1,34 +1,45 @@
 """The gap's cells, arm by arm: which may be published, which may not and why.
 
-An arm's figures are those of its best rate, with the settings and on the tokens of the other arms. Whatever is not is
-left out and named, with the reason.
+An arm's figures are those of its best rate, with the settings, the size and on the tokens of the other arms. Whatever
+is not is left out and named, with the reason and the experiment that would mend it.
 """
 
 from __future__ import annotations
 
 import json
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ematrace.analysis.gap_design import ArmFactors
-from ematrace.analysis.rates import Sweep, sweeps_of
+from ematrace.analysis.rates import JUMP, TRAINED, Sweep, largest_rise, sweeps_of
 from ematrace.results import Metric, StoredCell, Table
 
 EXPERIMENT, SWEEP = "gap", "gap_rates"
 TOY = "toy"
 MAIN = "2m"
 TEXTS = ("validation", "wikitext2", "c4")  # in this order, and any others after them
+SEEDS = 5  # of the plan, at the main size
 NOT_SWEPT = "its learning rates were not swept"
+SAME_SIZE = 0.01  # share of the parameters by which arms of matched width may differ
 SAME = 9  # decimals to which the unigram's nats agree on the same tokens
 
 Values = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Absence:
+    """Why an arm has no published figure, and the experiment that has to run for one."""
+
+    why: str
+    experiment: str = EXPERIMENT
 
 
 @dataclass(frozen=True)
@@ -45,6 +56,16 @@ class Run:
     nats: Mapping[tuple[str, str], Metric]
     """By text and slice."""
     unigram: Mapping[tuple[str, str], Metric]
+    rise: float = 0.0
+    """How far the training loss ever rose above its lowest value before."""
+
+    @property
+    def diverged(self) -> bool:
+        return self.rise > JUMP
+
+    @property
+    def parameters(self) -> float | None:
+        return self.metrics["parameters"].value if "parameters" in self.metrics else None
 
     @cached_property
     def conditions(self) -> str:
@@ -52,11 +73,14 @@ class Run:
 
         The unigram's nats are a fingerprint of those: every arm is scored beside the same one.
         """
-        scored = {
-            f"{text} {part}": (metric.n, None if metric.value is None else round(metric.value, SAME))
-            for (text, part), metric in self.unigram.items()
-        }
+        scored = {f"{text} {part}": self.scored_tokens(text, part) for text, part in self.unigram}
         return json.dumps([self.settings, scored], sort_keys=True, default=str)
+
+    def scored_tokens(self, text: str, part: str = "all") -> tuple[int | None, float | None] | None:
+        """How many tokens, and the unigram's nats on them."""
+        if (metric := self.unigram.get((text, part))) is None:
+            return None
+        return metric.n, None if metric.value is None else round(metric.value, SAME)
 
 
 @dataclass(frozen=True)
@@ -65,11 +89,10 @@ class GapScores:
 
     size: str
     arms: Mapping[ArmFactors, Mapping[int, Run]]
-    refused: Mapping[ArmFactors, str]
+    refused: Mapping[ArmFactors, Absence]
     """Arms that have cells which may not be published, and why."""
     dropped: Sequence[str] = ()
     """Files that do not fit the others."""
-    local: bool = False
     swept: frozenset[ArmFactors] = frozenset()
     """Arms whose rates were tried."""
 
@@ -82,19 +105,34 @@ class GapScores:
         found = {text for runs in self.arms.values() for run in runs.values() for text, _ in run.nats}
         return (*(text for text in TEXTS if text in found), *sorted(found - set(TEXTS)))
 
-    def why_absent(self, arm: ArmFactors) -> str | None:
+    def absence(self, arm: ArmFactors) -> Absence | None:
         """None where the arm is there."""
         if arm in self.arms:
             return None
         unswept = bool(self.swept) and arm not in self.swept
-        return self.refused.get(arm, NOT_SWEPT if unswept else "no cells")
+        return self.refused.get(arm, Absence(NOT_SWEPT, SWEEP) if unswept else Absence("no cells"))
 
     def common_seeds(self, arms: Iterable[ArmFactors]) -> tuple[int, ...]:
         return tuple(sorted(set.intersection(*(set(self.arms[arm]) for arm in arms))))
 
+    def seeds_of_most(self, arms: Iterable[ArmFactors], needed: Iterable[ArmFactors]) -> tuple[int, ...]:
+        """The seeds that keep the most runs of `arms`, out of those that all of `needed` have.
+
+        An arm that lacks one of them is to be left out, not the seed: a seed that broke down is missing, too.
+        """
+        allowed = set(self.common_seeds(needed))
+        own = [frozenset(allowed & set(self.arms[arm])) for arm in arms]
+        possible: set[frozenset[int]] = {*own, frozenset(allowed.intersection(*own))}
+        kept = {seeds: len(seeds) * sum(seeds <= other for other in own) for seeds in possible}
+        best = max(possible, key=lambda seeds: (kept[seeds], len(seeds), sorted(seeds)))
+        return tuple(sorted(best))
+
     def nats(self, arm: ArmFactors, text: str, part: str, seeds: Sequence[int]) -> Values:
         """Mean nats per token of that slice, by seed."""
         return np.array([self._metric(arm, text, part, seed).value for seed in seeds], dtype=np.float64)
+
+    def has(self, arm: ArmFactors, text: str, part: str, seeds: Sequence[int]) -> bool:
+        return all((text, part) in self.arms[arm][seed].nats for seed in seeds)
 
     def share(self, arm: ArmFactors, text: str, part: str, seed: int) -> float:
         """Of the text's tokens, those in that slice."""
@@ -112,6 +150,10 @@ class GapScores:
         if (text, part) not in run.nats:
             raise ValueError(f"{run.path}: no nats of slice {part!r} of {text!r}")
         return run.nats[text, part]
+
+    def diverged(self, arm: ArmFactors) -> tuple[int, ...]:
+        """Seeds on which training did."""
+        return tuple(sorted(seed for seed, run in self.arms[arm].items() if run.diverged))
 
     def model_metric(self, arm: ArmFactors, name: str) -> float | None:
         run = next(iter(self.arms[arm].values()))
@@ -135,6 +177,8 @@ def _run(path: Path, cells: Sequence[StoredCell]) -> Run | None:
     scored = [c.cell for c in cells if "text" in c.cell.factors and "slice" in c.cell.factors]
     places = [((str(c.factors["text"]), str(c.factors["slice"])), c.metrics) for c in scored]
     of_model = [c.cell.metrics for c in cells if "parameters" in c.cell.metrics]
+    trained = [(c.cell.factors.get("step"), c.cell.metrics[TRAINED].value) for c in cells if TRAINED in c.cell.metrics]
+    curve = {step: nats for step, nats in trained if isinstance(step, int) and nats is not None}
     return Run(
         arm,
         float(lr),
@@ -144,34 +188,59 @@ def _run(path: Path, cells: Sequence[StoredCell]) -> Run | None:
         of_model[0] if of_model else {},
         {place: metrics["nats"] for place, metrics in places if "nats" in metrics},
         {place: metrics["unigram_nats"] for place, metrics in places if "unigram_nats" in metrics},
+        largest_rise(curve) if curve else 0.0,
     )
 
 
 def load_scores(table: Table, size: str, experiment: str = EXPERIMENT, sweep: str = SWEEP) -> GapScores:
     """What may be published of one size. Toys are not swept, and say so wherever they are shown."""
-    runs = runs_of(table, experiment, size)
     swept = sweeps(table, size, sweep)
-    arms: dict[ArmFactors, dict[int, Run]] = defaultdict(dict)
-    refused: dict[ArmFactors, str] = {}
-    common = [conditions for conditions, _ in Counter(run.conditions for run in runs).most_common(1)]
-    fitting = [run for run in runs if run.conditions in common]
-    odd = [run for run in runs if run.conditions not in common]
-    dropped = [f"{experiment}/{run.path.name}: {_difference(fitting[0], run)}" for run in odd]
-    by_arm: dict[ArmFactors, list[Run]] = defaultdict(list)
-    for run in fitting:
-        by_arm[run.arm].append(run)
+    runs = runs_of(table, experiment, size)
+    scores = admit(runs, size, lambda arm, rates: published_rate(rates, swept.get(arm), size))
+    waiting = {
+        arm: Absence(found.obstacle, sweep)
+        for arm, found in swept.items()
+        if arm not in scores.arms and found.obstacle is not None
+    }
+    return replace(scores, refused={**waiting, **scores.refused}, swept=frozenset(swept))
+
+
+def admit(
+    runs: Sequence[Run], size: str, rate_of: Callable[[ArmFactors, Sequence[float]], float | Absence]
+) -> GapScores:
+    """The runs that may stand beside each other: what most have in common decides.
+
+    `rate_of` says which rate of an arm counts, given those that it has runs of.
+    """
+    if not runs:
+        return GapScores(size, {}, {})
+    count = Counter(run.conditions for run in runs)
+    first = next(run for run in runs if run.conditions == count.most_common(1)[0][0])
+    of_arm: dict[ArmFactors, list[Run]] = defaultdict(list)
+    refused: dict[ArmFactors, Absence] = {}
+    dropped = []
     for run in runs:
-        if run.arm not in by_arm:
-            refused[run.arm] = f"of other settings: {_difference(fitting[0], run)}"
-    for arm, found in by_arm.items():
-        lr, why = published_rate(sorted({run.lr for run in found}), swept.get(arm), size)
-        if why:
-            refused[arm] = why
+        if run.conditions == first.conditions:
+            of_arm[run.arm].append(run)
         else:
-            arms[arm] = {run.seed: run for run in found if run.lr == lr}
-    waiting = {arm: found.obstacle for arm, found in swept.items() if arm not in by_arm and found.obstacle is not None}
-    local = bool(runs) and table.evidence[experiment][0].local
-    return GapScores(size, dict(arms), {**waiting, **refused}, dropped, local, frozenset(swept))
+            dropped.append(f"{run.path.parent.name}/{run.path.name}: {_difference(first, run)}")
+            refused[run.arm] = Absence(f"of other settings: {_difference(first, run)}")
+    usual = median([run.parameters for found in of_arm.values() for run in found if run.parameters is not None] or [0])
+    arms: dict[ArmFactors, dict[int, Run]] = {}
+    for arm, found in of_arm.items():
+        rate = rate_of(arm, sorted({run.lr for run in found}))
+        odd = [run.parameters for run in found if arm.width == "matched" and not _close(run.parameters, usual)]
+        if isinstance(rate, Absence):
+            refused[arm] = rate
+        elif odd:
+            refused[arm] = Absence(f"has {odd[0]:,.0f} parameters, the others {usual:,.0f}")
+        else:
+            arms[arm] = {run.seed: run for run in found if run.lr == rate}
+    return GapScores(size, arms, {arm: why for arm, why in refused.items() if arm not in arms}, dropped)
+
+
+def _close(parameters: float | None, usual: float) -> bool:
+    return parameters is None or abs(parameters / usual - 1) <= SAME_SIZE
 
 
 def sweeps(table: Table, size: str, experiment: str = SWEEP) -> dict[ArmFactors, Sweep]:
@@ -181,24 +250,23 @@ def sweeps(table: Table, size: str, experiment: str = SWEEP) -> dict[ArmFactors,
     return {arm: sweep for arm, sweep in found if arm is not None}
 
 
-def published_rate(rates: Sequence[float], sweep: Sweep | None, size: str) -> tuple[float, str]:
+def published_rate(rates: Sequence[float], sweep: Sweep | None, size: str) -> float | Absence:
     """The rate whose cells count, or why none do.
 
     >>> published_rate([0.004], Sweep({}, {0.002: {0: 5.05}, 0.004: {0: 5.0}, 0.008: {0: 5.05}}), "2m")
-    (0.004, '')
+    0.004
     >>> published_rate([0.008], Sweep({}, {0.002: {0: 5.1}, 0.004: {0: 5.0}, 0.008: {0: 4.9}}), "2m")
-    (0.008, 'its best rate, 0.008, is at the end of the grid')
+    Absence(why='its best rate, 0.008, is at the end of the grid', experiment='gap_rates')
     """
     if size == TOY:
-        return rates[0], "" if len(rates) == 1 else f"cells at several rates: {_list(rates)}"
+        return rates[0] if len(rates) == 1 else Absence(f"cells at several rates: {_list(rates)}")
     if sweep is None:
-        return rates[0], NOT_SWEPT
+        return Absence(NOT_SWEPT, SWEEP)
     if sweep.obstacle is not None:
-        return sweep.best, sweep.obstacle
-    return (
-        sweep.best,
-        "" if sweep.best in rates else f"its cells are at {_list(rates)}, the best rate is {sweep.best:g}",
-    )
+        return Absence(sweep.obstacle, SWEEP)
+    if sweep.best not in rates:
+        return Absence(f"its cells are at {_list(rates)}, the best rate is {sweep.best:g}")
+    return sweep.best
 
 
 def _list(rates: Sequence[float]) -> str:

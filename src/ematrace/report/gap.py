@@ -9,6 +9,7 @@ from functools import cached_property
 
 from ematrace.analysis.gap import (
     DEFINITIONS,
+    SMALLEST_GAP,
     Chain,
     Outcome,
     Ratio,
@@ -22,8 +23,9 @@ from ematrace.analysis.gap import (
     factorial_arms,
     judge_traces,
 )
-from ematrace.analysis.gap_design import ATTENTION, CHAIN, EMA, END, PLAYERS, START, ArmFactors
-from ematrace.analysis.gap_scores import EXPERIMENT, MAIN, SWEEP, TOY, GapScores, load_scores
+from ematrace.analysis.gap_closure import Closure, build_closure
+from ematrace.analysis.gap_design import ATTENTION, CHAIN, EMA, END, LEARNED, PLAYERS, START, ArmFactors
+from ematrace.analysis.gap_scores import EXPERIMENT, MAIN, SEEDS, TOY, Absence, GapScores, load_scores
 from ematrace.report.charts import Fall, RowChart, waterfall_chart
 from ematrace.report.commands import Command
 from ematrace.report.data import ReportData
@@ -38,7 +40,8 @@ HEADINGS: dict[Outcome, str] = {
     "mixed": "the gap is not the traces alone.",
     "depends": "how much of the gap is the traces depends on the rest of the block.",
 }
-NOT_JUDGED = "The gap between SPEN and GPT-2, one change at a time."
+NOT_JUDGED = "At {size}, SPEN's block is {nats} nats behind GPT-2's; the largest of {count} steps is {step}."
+REVERSED = "At {size}, SPEN's block is not behind GPT-2's."
 NO_GAP = "Trained alike, SPEN's block and GPT-2's are less than a tenth of a nat apart."
 TOY_HEADING = "A toy, which shows that it runs, and nothing else."
 CLAIM = "C25"
@@ -72,9 +75,15 @@ class GapData:
         return [
             found
             for text in self.scores.texts
+            for attention in (ATTENTION, LEARNED)
             for definition in DEFINITIONS
-            if (found := build_recall(self.scores, text, definition)) is not None
+            if (found := build_recall(self.scores, text, definition, attention)) is not None
         ]
+
+    @cached_property
+    def closures(self) -> list[Closure]:
+        found = [build_closure(self.data.cells, self.scores, chain) for chain in self.chains]
+        return [closure for closure in found if closure is not None]
 
     @cached_property
     def doubts(self) -> list[str]:
@@ -87,21 +96,22 @@ class GapData:
         return judge_traces(judged) if not self.scores.is_toy and len(judged) == len(JUDGED) else None
 
     @property
-    def absent(self) -> list[tuple[ArmFactors, str]]:
+    def absent(self) -> list[tuple[ArmFactors, Absence]]:
         """Arms of the chain, of the factorial and of the recall shares that are not there, and why."""
         wanted = dict.fromkeys((*CHAIN, *(() if self.scores.is_toy else factorial_arms()), EMA, ATTENTION))
-        return [(arm, why) for arm in wanted if (why := self.scores.why_absent(arm)) is not None]
+        of_chain = self.chains[0].missing if self.chains else {}
+        found = [(arm, of_chain.get(arm) or self.scores.absence(arm)) for arm in wanted]
+        return [(arm, absence) for arm, absence in found if absence is not None]
 
     @property
     def command(self) -> Command:
         return Command(f"ematrace reproduce {EXPERIMENT} --scale gpu --data SOURCE", GPU_AND_TEXT)
 
-    def command_for_arm(self, arm: ArmFactors, why: str) -> str:
+    def command_for_arm(self, arm: ArmFactors, absence: Absence) -> str:
         """The command that makes an arm's cells, or sweeps its rates."""
-        experiment = SWEEP if "rate" in why else EXPERIMENT
         only = " ".join(f"{field.name}={_spelt(getattr(arm, field.name))}" for field in fields(arm))
         scale = "" if self.scores.is_toy else " --scale gpu --data SOURCE"
-        return f"ematrace reproduce {experiment}{scale} --only {only}"
+        return f"ematrace reproduce {absence.experiment}{scale} --only {only}"
 
     @property
     def papers_chain(self) -> Chain:
@@ -171,10 +181,16 @@ def share_text(found: Ratio) -> str:
 def gap_heading(gap: GapData) -> str:
     if gap.scores.is_toy:
         return TOY_HEADING
-    first = gap.chains[0].whole.nats
-    if first.interval is not None and first.interval[1] < 0.1:
-        return NO_GAP
-    return NOT_JUDGED if gap.outcome is None else f"At {gap.parameters}, {HEADINGS[gap.outcome]}"
+    chain = gap.chains[0]
+    whole = chain.whole.nats
+    low, high = whole.interval or (whole.mean, whole.mean)
+    if high < SMALLEST_GAP:
+        return NO_GAP if low > -SMALLEST_GAP else REVERSED.format(size=gap.parameters)
+    if gap.outcome is not None:
+        return f"At {gap.parameters}, {HEADINGS[gap.outcome]}"
+    largest = max(chain.steps, key=lambda step: step.nats.mean)
+    step = f"“{largest.name}”, {number(largest.nats.mean, 2)}"
+    return NOT_JUDGED.format(size=gap.parameters, nats=number(whole.mean, 2), count=len(chain.steps), step=step)
 
 
 def gap_size(gap: GapData) -> str:
@@ -207,7 +223,13 @@ def gap_text(gap: GapData) -> str:
     ]
     if chain.missing:
         sentences.append(f"{plural(len(chain.missing), 'arm')} of the chain not measured yet: see below.")
-    return " ".join([*sentences, f"{plural(len(chain.seeds), 'seed')}."])
+    return " ".join([*sentences, seeds_text(chain)])
+
+
+def seeds_text(chain: Chain) -> str:
+    """`5 seeds.`, and what the plan has where they are fewer."""
+    found = plural(len(chain.seeds), "seed")
+    return f"{found}." if len(chain.seeds) >= SEEDS else f"Only {found}, where the plan has {SEEDS}."
 
 
 def _change_with_interval(fall: Sample) -> str:
@@ -239,11 +261,19 @@ def _recall_sentence(chain: Chain) -> list[str]:
     return [f"{share_text(found)} of the chain's distance lies on tokens that repeat a pair seen before in the window."]
 
 
+def attention_name(arm: ArmFactors) -> str:
+    return f"attention with {'rope' if arm == ATTENTION else 'learned positions'}"
+
+
 def _mixers_sentence(recall: Sequence[RecallShare]) -> list[str]:
-    """EMA against attention, everything else equal."""
+    """EMA against attention, everything else equal: how much of it is recall, and retrieval with its misses."""
     if not recall:
         return []
-    gap = recall[0]
+    of_first = {r.definition: r for r in recall if (r.text, r.attention) == (recall[0].text, recall[0].attention)}
+    gap = of_first["pair"]
     where = f", {share_text(gap.recall)} of it on such tokens" if gap.recall.share is not None else ""
+    if (retrieval := of_first.get("retrieval")) is not None and retrieval.recall.share is not None:
+        where += f" ({share_text(retrieval.recall)} with the misses, where another token followed before)"
     change = with_interval(gap.gap, signed=True)
-    return [f"With all else equal and dense, EMA traces instead of attention change the loss by {change} nats{where}."]
+    name = attention_name(gap.attention)
+    return [f"With all else equal and dense, EMA traces instead of {name} change the loss by {change} nats{where}."]

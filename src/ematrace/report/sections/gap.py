@@ -5,35 +5,35 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
-from statistics import fmean
+from statistics import fmean, median
 
 from markupsafe import Markup
 
-from ematrace.analysis.gap import (
-    CONTRASTS,
-    DEFINITIONS,
-    Chain,
-    Contrast,
-    Outcome,
-    Ratio,
-    RecallShare,
-    Shares,
-    Step,
-    build_trend,
-)
+from ematrace.analysis.gap import SPREAD, Chain, Outcome, Ratio, RecallShare, Shares, Step
+from ematrace.analysis.gap_closure import Closure
 from ematrace.analysis.gap_design import JOINED_NAME, PLAYER_NAMES, SPLIT_NAMES, ArmFactors
 from ematrace.analysis.gap_scores import EXPERIMENT, MAIN, SWEEP, sweeps
 from ematrace.analysis.second import MARGIN, agreements
-from ematrace.report.charts import Line, LineChart, Point, linear_axis, log_axis
 from ematrace.report.data import ReportData
 from ematrace.report.formatting import interval, number, over_seeds, plural
-from ematrace.report.gap import JUDGED, GapData, chain_chart, gap_size, share_text, text_name, with_interval
+from ematrace.report.gap import (
+    JUDGED,
+    GapData,
+    attention_name,
+    chain_chart,
+    gap_size,
+    share_text,
+    text_name,
+    with_interval,
+)
 from ematrace.report.parts import Block, Content, DataTable, Fold, Paragraph, code, plain_table
+from ematrace.report.sections.gap_trend import trend
 from ematrace.report.tables import Header, measure_table
 from ematrace.results import Sample
 
 DEFINITION_NAMES = {
     "pair": "pair seen before in the window",
+    "retrieval": "and misses: the token before was seen, with another one after it",
     "rare": "and at most 1,250 times in training (Zoology)",
     "rare_here": "and as rare in proportion to the tokens trained on",
 }
@@ -80,8 +80,8 @@ def gap_parts(data: ReportData) -> Sequence[Content | None]:
         toy = gap.scores.is_toy
         parts += [Block([chain_chart(chain, toy) for chain in gap.chains], "panels") if gap.chains else None]
         parts += [Fold(f"The steps on {text_name(chain.text)}", [chain_table(chain)]) for chain in gap.chains]
-        parts += [_closing(gap.chains), *_shares(gap), *_recall(gap), _arms(gap), *_slices(gap)]
-    return [*parts, *trend(data), second_table(gap), *_rates(data)]
+        parts += [*_closing(gap.closures, gap.chains), *_shares(gap), *_recall(gap), _arms(gap), *_slices(gap)]
+    return [*parts, *trend(data.cells), second_table(gap), *_rates(data)]
 
 
 def _notes(gap: GapData) -> Iterator[Content]:
@@ -93,8 +93,10 @@ def _notes(gap: GapData) -> Iterator[Content]:
         yield Paragraph(f"{plural(len(gap.scores.arms), 'arm')} with {gap.size}; {plural(len(seeds), 'seed')}.")
     if gap.absent:
         lines = [
-            Paragraph(Markup("{}: {}. {}").format(arm.text, why, code(gap.command_for_arm(arm, why))), "missing")
-            for arm, why in gap.absent
+            Paragraph(
+                Markup("{}: {}. {}").format(arm.text, found.why, code(gap.command_for_arm(arm, found))), "missing"
+            )
+            for arm, found in gap.absent
         ]
         summary = f"{plural(len(lines), 'arm')} not published, with the reason and the command"
         yield Fold(summary, lines)
@@ -105,33 +107,51 @@ def _notes(gap: GapData) -> Iterator[Content]:
 
 
 def chain_table(chain: Chain) -> DataTable:
-    heads = [f"step, on {text_name(chain.text)}", "nats", "95%", "on repeated pairs", "on other tokens", "p (Holm)"]
+    heads = [f"step, on {text_name(chain.text)}", "nats", "95%", "median", "on repeated pairs"]
+    heads += ["on other tokens", "p (Holm)"]
     rows = [row for step in chain.steps for row in _step_rows(step, chain.halves)]
-    total = [math.fsum(getattr(step, part).mean for step in chain.steps) for part in ("nats", "recall", "other")]
-    rows.append(["sum of the steps", number(total[0], 3), "", *(number(x, 3) for x in total[1:]), ""])
-    whole = chain.whole
-    rows.append([whole.name, *_nats(whole.nats), _mean(whole.recall), _mean(whole.other), ""])
+    rows.append([chain.whole.name, *_changes(chain.whole), ""])
     return plain_table(heads, rows, f"By how much each step lowers the loss on {text_name(chain.text)}")
 
 
 def _step_rows(step: Step, halves: Sequence[Step]) -> Iterator[list[Content]]:
     """The step; under the joined one its halves, which are no steps of their own and have no p-value."""
-    yield [step.name, *_nats(step.nats), _mean(step.recall), _mean(step.other), _p_value(step.p_value)]
+    yield [step.name, *_changes(step), _p_value(step.p_value)]
     if JOINED_NAME in step.name:
         for half in halves:
-            yield [f"of which {half.name}", *_nats(half.nats), _mean(half.recall), _mean(half.other), ""]
+            yield [f"of which {half.name}", *_changes(half), ""]
 
 
-def _closing(chains: Sequence[Chain]) -> Paragraph | None:
-    """Do the steps add up, on every text?"""
+def _changes(step: Step) -> tuple[str, ...]:
+    return (*_nats(step.nats), number(median(step.nats.values), 3), _mean(step.recall), _mean(step.other))
+
+
+def _closing(closures: Sequence[Closure], chains: Sequence[Chain]) -> Iterator[Content]:
+    """Is the distance the same where it is measured again, by other runs?"""
     if not chains:
-        return None
-    shown = [
-        f"{text_name(chain.text)} {number(chain.whole.nats.mean + chain.remainder, 3)} of "
-        f"{with_interval(chain.whole.nats)}{'' if chain.closes else ', which does not close'}"
-        for chain in chains
-    ]
-    return Paragraph(f"The steps add up to the whole distance: {'; '.join(shown)}.")
+        return
+    yield Paragraph(
+        "Steps are differences of neighbouring arms on the same seeds, all scored on the same tokens: they add up to "
+        "the whole distance by construction, and so do repeated pairs and other tokens to a step. What can fail is the "
+        "distance measured again, by runs that no step uses: both ends on the seeds of the sweep of learning rates."
+        + ("" if closures else " There are no such runs of both ends at the rates in use.")
+    )
+    if closures:
+        heads = ["text", "sum of the steps", "distance, other runs", "their seeds", "difference", "95%", "the chain"]
+        rows: list[list[Content]] = [
+            [
+                text_name(one.text),
+                with_interval(one.steps),
+                with_interval(one.distance),
+                ", ".join(map(str, one.seeds)),
+                number(one.difference, 3, signed=True),
+                "–" if one.interval is None else interval(one.interval, 3),
+                one.verdict,
+            ]
+            for one in closures
+        ]
+        margin = f"closes: the interval (Welch) lies within ±{number(SPREAD)} nats"
+        yield plain_table(heads, rows, f"The distance from SPEN to GPT-2 measured twice; {margin}")
 
 
 def _nats(sample: Sample) -> tuple[str, str]:
@@ -207,14 +227,15 @@ def _recall(gap: GapData) -> Iterator[Content]:
     if not gap.recall:
         return
     heads = ["recall tokens, by text", "of tokens", "gap, nats", "95%", "share of the gap"]
-    heads += ["EMA on them", "attention", "EMA elsewhere", "attention"]
+    heads += ["EMA on them", "attention", "EMA elsewhere", "attention", "seeds"]
     rows = [
         [
-            f"{text_name(found.text)}: {DEFINITION_NAMES[found.definition]}",
+            f"{text_name(found.text)}, {attention_name(found.attention)}: {DEFINITION_NAMES[found.definition]}",
             f"{found.tokens:.1%}",
             *_nats(found.gap),
             share_text(found.recall) if found.tokens else "–",
             *_perplexities(found),
+            str(len(found.seeds)),
         ]
         for found in gap.recall
     ]
@@ -225,23 +246,23 @@ def _recall(gap: GapData) -> Iterator[Content]:
 
 
 def _perplexities(found: RecallShare) -> Iterator[str]:
-    for part in DEFINITIONS[found.definition]:
-        for arm in ("EMA", "attention"):
-            sample = found.nats[arm].get(part)
-            yield "–" if sample is None else number(math.exp(sample.mean))
+    for samples in zip(*(found.nats[arm] for arm in ("EMA", "attention")), strict=True):
+        yield from ("–" if sample is None else number(math.exp(sample.mean)) for sample in samples)
 
 
 def _arms(gap: GapData) -> Content:
     """Every arm that is published: nats on every text, and how it was trained."""
     scores = gap.scores
     heads = ["arm", *(f"nats, {text_name(text)}" for text in scores.texts), "parameters", "d_ff", "rate", "seeds"]
+    heads += ["of which diverged", f"median, {text_name(scores.texts[0])}"]
     rows = []
     for arm, runs in scores.arms.items():
         seeds = sorted(runs)
         samples = [Sample(tuple(scores.nats(arm, text, "all", seeds))) for text in scores.texts]
         of_model = [number(scores.model_metric(arm, name)) for name in ("parameters", "d_ff")]
         rate = f"{next(iter(runs.values())).lr:g}"
-        rows.append([arm.text, *(with_interval(s) for s in samples), *of_model, rate, str(len(seeds))])
+        counts = [str(len(seeds)), str(len(scores.diverged(arm))), number(median(samples[0].values), 3)]
+        rows.append([arm.text, *(with_interval(s) for s in samples), *of_model, rate, *counts])
     return Fold("Every arm", [plain_table(heads, rows, "Nats of every arm")])
 
 
@@ -284,44 +305,6 @@ def _slice(gap: GapData, arm: ArmFactors, text: str, part: str) -> str:
     if not gap.scores.share(arm, text, part, seeds[0]):
         return "–"
     return number(float(gap.scores.nats(arm, text, part, seeds).mean()), 3)
-
-
-def trend(data: ReportData) -> Iterator[Content]:
-    """Does the finding hold with other sizes, budgets and vocabularies?"""
-    found = build_trend(data.table)
-    if len({one.tokens_per_parameter for one in found}) > 1:
-        yield trend_chart(found)
-    if found:
-        yield trend_table(found)
-
-
-def trend_chart(found: Sequence[Contrast]) -> LineChart:
-    """A line for each difference, through all sizes and budgets in the order of tokens per parameter."""
-    lines = [
-        Line(
-            name,
-            [Point(c.tokens_per_parameter, s.mean, over_seeds(s)) for c in found if (s := c.differences.get(name))],
-        )
-        for name in CONTRASTS
-    ]
-    shown = [line for line in lines if line.points]
-    ys = [y for line in shown for point in line.points for y in (point.y, *(point.ends or ()))]
-    xs = [point.x for line in shown for point in line.points]
-    x_axis = log_axis(min(xs) / 1.1, 1.1 * max(xs), number)
-    y_axis = linear_axis(min(0.0, *ys), 1.05 * max(ys))
-    return LineChart("Differences by tokens per parameter", shown, x_axis, y_axis, "tokens per parameter", "nats")
-
-
-def trend_table(found: Sequence[Contrast]) -> DataTable:
-    heads = ["parameters, tokens, vocabulary", "tokens per parameter", *CONTRASTS, "seeds"]
-    rows: list[list[Content]] = []
-    for one in found:
-        samples = [one.differences.get(name) for name in CONTRASTS]
-        counts = sorted({len(sample.values) for sample in samples if sample is not None})
-        label = f"{one.parameters / 1e6:.1f}M, {one.tokens / 1e6:.0f}M, {one.vocabulary:,}"
-        shown = ["–" if sample is None else with_interval(sample, signed=True) for sample in samples]
-        rows.append([label, number(one.tokens_per_parameter), *shown, ", ".join(map(str, counts))])
-    return plain_table(heads, rows, "Nats by which one arm is worse than another, by tokens per parameter")
 
 
 def second_table(gap: GapData) -> Content | None:

@@ -1,0 +1,132 @@
+"""Whether the gap is made of the same parts with other sizes, budgets and vocabularies.
+
+Only what the plan publishes: arms at a settled rate, with the settings and scored tokens of the other arms, on seeds
+that both sides of a difference have, and enough of them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ematrace.analysis.gap import Ratio, ratio
+from ematrace.analysis.gap_design import ATTENTION, CHAIN, EMA, ArmFactors
+from ematrace.analysis.gap_scores import (
+    EXPERIMENT,
+    MAIN,
+    NOT_SWEPT,
+    SWEEP,
+    TOY,
+    Absence,
+    GapScores,
+    Run,
+    admit,
+    published_rate,
+    runs_of,
+    sweeps,
+)
+from ematrace.results import Sample, Table
+
+SIZES, LARGEST = "gap_sizes", "gap_130m"
+SIZE_SWEEP = "gap_size_rates"
+LEAST_SEEDS = 3
+FROM_MAIN = ("130m",)  # sizes at which a rate may be that of the main size over the width
+# Which arm is how much worse than which: what SPEN lacks to GPT-2, and parts of it.
+WHOLE = "SPEN to GPT-2"
+CONTRASTS = {
+    WHOLE: (CHAIN[0], CHAIN[-1]),
+    "SPEN to dense": (CHAIN[0], CHAIN[3]),
+    "EMA to attention, dense": (EMA, ATTENTION),
+}
+COMPONENTS = {
+    "sparse feed-forward layer, its gradient and load balance": (CHAIN[0], CHAIN[3]),
+    "everything else": (CHAIN[3], CHAIN[-1]),
+}
+"""They add up to the whole."""
+
+
+@dataclass(frozen=True)
+class Contrast:
+    """Differences between decisive arms, in nats, with one size, budget and vocabulary."""
+
+    experiment: str
+    size: str
+    tokens: int
+    vocabulary: int
+    parameters: float
+    differences: Mapping[str, Sample]
+    components: Mapping[str, Ratio]
+    """Shares of the whole, where all of its arms are there."""
+    left_out: Mapping[ArmFactors, Absence]
+    """Arms of these differences that have cells which may not be published."""
+
+    @property
+    def tokens_per_parameter(self) -> float:
+        return self.tokens / self.parameters
+
+
+def build_trend(table: Table, text: str = "validation") -> list[Contrast]:
+    """By tokens per parameter, over everything that was measured but toys."""
+    found = []
+    for experiment in (EXPERIMENT, SIZES, LARGEST):
+        groups: dict[tuple[str, int, int], list[Run]] = defaultdict(list)
+        for size in dict.fromkeys(map(str, table.values_of(experiment, "size"))):
+            for run in runs_of(table, experiment, size):
+                tokens, vocabulary = (run.settings.get(name) for name in ("tokens", "vocab_size"))
+                if size != TOY and isinstance(tokens, int) and isinstance(vocabulary, int):
+                    groups[size, tokens, vocabulary].append(run)
+        found += [_contrast(table, experiment, *key, runs, text) for key, runs in groups.items()]
+    return sorted((c for c in found if c.differences or c.left_out), key=lambda c: c.tokens_per_parameter)
+
+
+def _contrast(
+    table: Table, experiment: str, size: str, tokens: int, vocabulary: int, runs: list[Run], text: str
+) -> Contrast:
+    arms = {arm for ends in CONTRASTS.values() for arm in ends}
+    decisive = [run for run in runs if run.arm in arms]
+    scores = admit(decisive, size, _rate_of(table, size))
+    least = 1 if size in FROM_MAIN else LEAST_SEEDS
+    differences = {name: s for name, ends in CONTRASTS.items() if (s := _difference(scores, ends, text, least))}
+    components = {}
+    of_whole = [*CONTRASTS[WHOLE], CHAIN[3]]
+    if all(arm in scores.arms for arm in of_whole) and len(seeds := scores.common_seeds(of_whole)) >= LEAST_SEEDS:
+        nats = {arm: scores.nats(arm, text, "all", seeds) for arm in of_whole}
+        whole = np.subtract(*(nats[arm] for arm in CONTRASTS[WHOLE]))
+        components = {name: ratio(nats[one] - nats[other], whole) for name, (one, other) in COMPONENTS.items()}
+    parameters = next((run.parameters for run in decisive if run.parameters), math.nan)
+    left_out = {**scores.refused, **_too_few(scores, least)}
+    return Contrast(experiment, size, tokens, vocabulary, parameters, differences, components, left_out)
+
+
+def _rate_of(table: Table, size: str) -> Callable[[ArmFactors, Sequence[float]], float | Absence]:
+    """Which rate of an arm counts at a size."""
+    main, own = sweeps(table, MAIN, SWEEP), sweeps(table, size, SIZE_SWEEP)
+    swept = main if size == MAIN else own
+
+    def rate_of(arm: ArmFactors, rates: Sequence[float]) -> float | Absence:
+        if size not in FROM_MAIN or arm in own:
+            return published_rate(rates, swept.get(arm), size)
+        if len(rates) > 1:
+            return Absence(f"cells at several rates: {', '.join(f'{rate:g}' for rate in rates)}", LARGEST)
+        at_main = main.get(arm)
+        if at_main is None or at_main.obstacle is not None:
+            return Absence(f"at {MAIN}: {NOT_SWEPT if at_main is None else at_main.obstacle}", SWEEP)
+        return rates[0]
+
+    return rate_of
+
+
+def _difference(scores: GapScores, ends: tuple[ArmFactors, ArmFactors], text: str, least: int) -> Sample | None:
+    if any(arm not in scores.arms for arm in ends) or len(seeds := scores.common_seeds(ends)) < least:
+        return None
+    worse, better = (scores.nats(arm, text, "all", seeds) for arm in ends)
+    return Sample(tuple(worse - better))
+
+
+def _too_few(scores: GapScores, least: int) -> dict[ArmFactors, Absence]:
+    few = {arm: sorted(runs) for arm, runs in scores.arms.items() if len(runs) < least}
+    return {arm: Absence(f"seeds {', '.join(map(str, seeds))}: it takes {least}") for arm, seeds in few.items()}

@@ -1,0 +1,75 @@
+"""Whether the gap's parts are the same with other sizes, budgets and vocabularies."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from ematrace.analysis.gap_trend import COMPONENTS, CONTRASTS, Contrast, build_trend
+from ematrace.report.charts import Line, LineChart, Point, linear_axis, log_axis
+from ematrace.report.formatting import number, over_seeds
+from ematrace.report.gap import share_text, with_interval
+from ematrace.report.parts import Content, DataTable, Paragraph, plain_table
+from ematrace.results import Interval, Table
+
+
+def trend(cells: Table) -> Iterator[Content]:
+    everything = build_trend(cells)
+    found = [one for one in everything if one.differences]
+    if len({one.tokens_per_parameter for one in found}) > 1:
+        yield trend_chart(found)
+    with_shares = [one for one in found if any(part.share for part in one.components.values())]
+    if len({one.tokens_per_parameter for one in with_shares}) > 1:
+        yield share_chart(with_shares)
+    if found:
+        yield trend_table(found)
+    for one in everything:
+        if one.experiment != "gap" and one.left_out:  # those of `gap` are named above
+            why = "; ".join(f"{arm.text}: {absence.why}" for arm, absence in one.left_out.items())
+            yield Paragraph(f"Left out of {one.experiment} at {_label(one)}: {why}.", "missing")
+
+
+def trend_chart(found: Sequence[Contrast]) -> LineChart:
+    """A line for each difference, through all sizes and budgets in the order of tokens per parameter."""
+    lines = {
+        name: [(c.tokens_per_parameter, s.mean, over_seeds(s)) for c in found if (s := c.differences.get(name))]
+        for name in CONTRASTS
+    }
+    return _chart("Differences by tokens per parameter", lines, "nats")
+
+
+def share_chart(found: Sequence[Contrast]) -> LineChart:
+    """Of the whole distance, what each component is."""
+    lines = {
+        name: [
+            (c.tokens_per_parameter, r.share, r.interval) for c in found if (r := c.components[name]).share is not None
+        ]
+        for name in COMPONENTS
+    }
+    return _chart("Share of the distance from SPEN to GPT-2, by tokens per parameter", lines, "share")
+
+
+def _chart(caption: str, lines: dict[str, list[tuple[float, float, Interval | None]]], y_title: str) -> LineChart:
+    shown = [Line(name, [Point(*point) for point in points]) for name, points in lines.items() if points]
+    ys = [y for line in shown for point in line.points for y in (point.y, *(point.ends or ()))]
+    xs = [point.x for line in shown for point in line.points]
+    x_axis = log_axis(min(xs) / 1.1, 1.1 * max(xs), number)
+    return LineChart(
+        caption, shown, x_axis, linear_axis(min(0.0, *ys), 1.05 * max(ys)), "tokens per parameter", y_title
+    )
+
+
+def _label(one: Contrast) -> str:
+    return f"{one.parameters / 1e6:.1f}M, {one.tokens / 1e6:.0f}M, {one.vocabulary:,}"
+
+
+def trend_table(found: Sequence[Contrast]) -> DataTable:
+    heads = ["parameters, tokens, vocabulary", "tokens per parameter", *CONTRASTS, *COMPONENTS, "seeds"]
+    rows: list[list[Content]] = []
+    for one in found:
+        samples = [one.differences.get(name) for name in CONTRASTS]
+        counts = sorted({len(sample.values) for sample in samples if sample is not None})
+        shown = ["–" if sample is None else with_interval(sample, signed=True) for sample in samples]
+        shares = [share_text(one.components[name]) if one.components else "–" for name in COMPONENTS]
+        rows.append([_label(one), number(one.tokens_per_parameter), *shown, *shares, ", ".join(map(str, counts))])
+    caption = "Nats by which one arm is worse than another, and shares of the distance from SPEN to GPT-2"
+    return plain_table(heads, rows, caption)
