@@ -194,7 +194,7 @@ def made_up(experiment: str, seeds: int = 8, width: float = 0.006) -> list[CellF
                 *rows.values(),
                 experiment=experiment,
                 seed=seed,
-                factors={"grammar": "default"},
+                factors={"grammar": "half_passives"},
                 settings=SETTINGS,
                 provenance=PROVENANCE,
             )
@@ -216,8 +216,8 @@ def drawn(experiment: str, draws: int = 24) -> list[CellFile]:
             "adjective_rate": float(rng.uniform(0.1, 0.6)),
             "noun_bias": float(rng.uniform(0.5, 1)),
         }
-        factors = {"grammar": "drawn", "k": (0.02, 0.04, 0.08, 0.16)[file.seed % 4]}
-        files.append(replaced(file, factors=factors, settings={**file.settings, "grammar": grammar}))
+        settings = {**file.settings, "grammar": grammar}
+        files.append(replaced(file, factors={"grammar": "fully_drawn"}, settings=settings))
     return files
 
 

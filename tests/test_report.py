@@ -79,12 +79,12 @@ def empty_page(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 def one_claim(**fields: Any) -> Claims:
     given = {"id": "C01", "part": "small", "claim": "x", "paper": "y", **fields}
-    return Claims((Claim(**given),), {"grammar": "default"}, {"grammar": "drawn"})
+    return Claims((Claim(**given),), {"grammar": "half_passives"}, {"grammar": "fully_drawn"})
 
 
 def values_of(cells: list[StoredCell], selector: Selector) -> list[float | None]:
     """By hand: the metric of every cell that has these factors, on the default grammar if none is named."""
-    where = {"grammar": "default", **selector.where}
+    where = {"grammar": "half_passives", **selector.where}
     found = [s.cell for s in cells if s.cell.experiment == selector.experiment and selector.metric in s.cell.metrics]
     return [c.metrics[selector.metric].value for c in found if where.items() <= dict(c.factors).items()]
 
@@ -255,9 +255,9 @@ class TestPage:
 
     def test_files_are_listed_by_experiment_and_grammar(self, reader: Reader) -> None:
         text = reader.section("provenance")
-        assert "trace_probe/ (8 files) grammar=default recorded, evidence cpu 8 seeds commit 012345678" in text
-        assert "trace_probe/ (24 files) grammar=drawn recorded, evidence cpu 24 seeds" in text
-        assert "trace_probe/ (3 files) grammar=default this machine, beside it cpu 3 seeds" in text
+        assert "trace_probe/ (8 files) grammar=half_passives recorded, evidence cpu 8 seeds commit 012345678" in text
+        assert "trace_probe/ (24 files) grammar=fully_drawn recorded, evidence cpu 24 seeds" in text
+        assert "trace_probe/ (3 files) grammar=half_passives this machine, beside it cpu 3 seeds" in text
 
     def test_files_of_one_run_count_its_seconds_once(self, reader: Reader) -> None:
         assert "8 seeds commit 012345678 2026-01-02 03:04 301 s" in reader.section("provenance")
