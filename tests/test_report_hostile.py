@@ -77,7 +77,7 @@ def hostile_store(payload: str, folder: Path) -> Store:
 def hostile_claims(payload: str) -> Claims:
     left = Selector("trace_probe", "within", {"representation": payload})
     claim = Claim("C01", "small", payload, payload, not_testable=payload, direction=(Direction(left, ">", 0.1),))
-    return Claims((claim,), {"grammar": "default"}, {"grammar": "drawn"})
+    return Claims((claim,), {"grammar": "half_passives"}, {"grammar": "fully_drawn"})
 
 
 @pytest.fixture(scope="module", params=PAYLOADS)
