@@ -133,7 +133,7 @@ class TestChain:
         chain = build_chain(scores, "validation")
         assert chain is not None
         assert chain.missing == {CHAIN[3]: Absence("its learning rates were not swept", SWEEP)}
-        assert chain.steps[2].name == "all units, not 6% and context into the residual"
+        assert chain.steps[2].name == "all units, not 6%; context into the residual"
         assert len(chain.steps) == 7
 
     @pytest.mark.parametrize("end", [0, -1])

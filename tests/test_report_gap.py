@@ -15,9 +15,11 @@ from rich.console import Console
 
 from cells_support import make_table
 from ematrace.analysis.gap_design import ATTENTION, CHAIN, EMA, STEP_ENDS, ArmFactors, step_name
+from ematrace.ledger import build_ledger, load_claims
 from ematrace.report.charts import Box, Fall, Mark, RowChart, waterfall_chart
 from ematrace.report.data import ReportData
 from ematrace.report.findings import gap_finding
+from ematrace.report.gap import GapData
 from ematrace.report.gap_terminal import chain_view
 from ematrace.report.page import render_report
 from ematrace.report.sections.gap import gap_parts
@@ -127,6 +129,19 @@ class TestFinding:
         assert "no verdict rests on them" in section_of(toy)
         assert {row.verdict for row in toy.rows} == {"open", "not testable here"}
 
+    @pytest.mark.parametrize("size", ["toy", "2m"])
+    def test_a_local_run_of_one_arm_does_not_hide_what_was_recorded(self, size: str) -> None:
+        """A toy of this machine, or one arm of the real size on all seeds."""
+        settings = {"settings": {"tokens": 1}} if size == "toy" else {}
+        own = [run(CHAIN[2], seed, 9.0, 9.0, size=size, **settings) for seed in range(3)]
+        cells = make_table(*files(CHAIN), local=own)
+        data = ReportData(cells, load_claims(), tuple(build_ledger(cells)))
+        found = gap_finding(data)
+        assert found is not None
+        assert found.chart is not None
+        assert not found.chart.caption.startswith("TOY")
+        assert f"10 arms with {GapData(data).size}" in section_of(data)
+
     def test_nothing_is_said_without_an_end(self, tmp_path: Path) -> None:
         found = gap_finding(data_of(tmp_path / "few", *files(CHAIN[:-1])))
         assert found is not None
@@ -209,7 +224,7 @@ class TestSection:
         rest = sweep((*CHAIN[:2], *CHAIN[3:]))
         text = section_of(data_of(tmp_path / "edge", *made, *rest, *edge))
         assert "is at the end of the grid" in text
-        assert "true gradient of the top-k and all units, not 6%" in text
+        assert "true gradient of the top-k, not straight-through; all units, not 6%" in text
 
     def test_the_trend_has_tokens_per_parameter(self, section: str, tmp_path: Path) -> None:
         assert "1.9M, 117M, 8,192 61.8" in section

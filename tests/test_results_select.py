@@ -234,6 +234,16 @@ class TestEvidence:
     def test_a_tie_goes_to_this_machine_even_if_older(self) -> None:
         assert chosen([run(0.9, date=NEW)], local=[run(0.1, date=OLD)]) == (0.1,)
 
+    def test_a_part_of_what_was_recorded_displaces_nothing(self) -> None:
+        """One arm on as many seeds, or all arms of which one has fewer seeds; with all arms this machine's count."""
+        arms = {width: [run(0.1, seed, factors={"width": width}) for seed in range(2)] for width in (1, 2)}
+        own = {width: [run(0.9, seed, factors={"width": width}) for seed in range(2)] for width in (1, 2)}
+        recorded = [*arms[1], *arms[2]]
+        for local in (own[1], [*own[1], own[2][0]], [run(0.9, factors={"width": 3})]):
+            for width in arms:
+                assert chosen(recorded, f"one/x{{width={width}}}", local=local) == (0.1, 0.1)
+        assert chosen(recorded, "one/x{width=2}", local=[*own[1], *own[2]]) == (0.9, 0.9)
+
     def test_then_the_newest_by_instant(self) -> None:
         # As text the older date sorts last: it is written in another time zone.
         older = run(0.1, date="2026-01-02T01:00:00+09:00")

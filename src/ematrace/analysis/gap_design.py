@@ -56,7 +56,7 @@ class Change:
 
 CHANGES = (
     Change("load-balance loss off", "load_balance", 0.0),
-    Change("true gradient of the top-k", "ffn", "topk_masked"),
+    Change("true gradient of the top-k, not straight-through", "ffn", "topk_masked"),
     Change("all units, not 6%", "ffn", "dense"),
     Change("context into the residual", "residual", "direct"),
     Change("no prediction error as input", "context", "ema"),
@@ -81,15 +81,15 @@ def step_name(before: ArmFactors, after: ArmFactors) -> str:
     """Every change between two arms of the chain.
 
     >>> step_name(CHAIN[1], CHAIN[3])
-    'true gradient of the top-k and all units, not 6%'
+    'true gradient of the top-k, not straight-through; all units, not 6%'
     >>> step_name(CHAIN[6], CHAIN[8]), step_name(CHAIN[6], CHAIN[7])
     ('attention with learned positions, not traces', 'attention, not traces')
     """
     changes = CHANGES[CHAIN.index(before) : CHAIN.index(after)]
     if not set(JOINED) <= set(changes):
-        return " and ".join(change.name for change in changes)
+        return "; ".join(change.name for change in changes)
     names = [JOINED_NAME if change == JOINED[0] else change.name for change in changes if change != JOINED[1]]
-    return " and ".join(names)
+    return "; ".join(names)
 
 
 # Where each player of the factorial starts, and where it ends.

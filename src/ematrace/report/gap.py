@@ -96,6 +96,11 @@ class GapData:
         return judge_traces(judged) if not self.scores.is_toy and len(judged) == len(JUDGED) else None
 
     @property
+    def ordered_arms(self) -> list[ArmFactors]:
+        """Those that are there: the chain's from SPEN to GPT-2, then the others."""
+        return [arm for arm in dict.fromkeys((*CHAIN, *self.scores.arms)) if arm in self.scores.arms]
+
+    @property
     def absent(self) -> list[tuple[ArmFactors, Absence]]:
         """Arms of the chain, of the factorial and of the recall shares that are not there, and why."""
         wanted = dict.fromkeys((*CHAIN, *(() if self.scores.is_toy else factorial_arms()), EMA, ATTENTION))
@@ -273,7 +278,7 @@ def _mixers_sentence(recall: Sequence[RecallShare]) -> list[str]:
     gap = of_first["pair"]
     where = f", {share_text(gap.recall)} of it on such tokens" if gap.recall.share is not None else ""
     if (retrieval := of_first.get("retrieval")) is not None and retrieval.recall.share is not None:
-        where += f" ({share_text(retrieval.recall)} with the misses, where another token followed before)"
+        where += f"; with those where a copy would have been wrong, {share_text(retrieval.recall)}"
     change = with_interval(gap.gap, signed=True)
     name = attention_name(gap.attention)
     return [f"With all else equal and dense, EMA traces instead of {name} change the loss by {change} nats{where}."]

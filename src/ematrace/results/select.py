@@ -167,7 +167,8 @@ class Table:
     """Cells to select from.
 
     For each experiment the evidence is the cells of one origin (recorded or this machine's) and scale: those with the
-    most seeds, then this machine's, then the newest. Beside recorded cells, only local ones of the same settings count.
+    most seeds, then this machine's, then the newest. Beside recorded cells, only local ones of the same settings count,
+    and only if they have every recorded point on as many seeds: a run of one arm does not displace all others.
 
     >>> from pathlib import Path
     >>> rows = [Row({"width": width}, {"nats": Metric(5.0 - width / 64)}) for width in (64, 128)]
@@ -191,12 +192,15 @@ class Table:
 
     def _comparable(self, origins: Mapping[tuple[bool, str], list[StoredCell]]) -> list[list[StoredCell]]:
         """Beside recorded cells, this machine's count only if they were measured with the settings of recorded ones:
-        a toy run is no evidence."""
+        a toy run is no evidence. Nor is a part of what was recorded."""
         recorded = {self._settings_key(s) for (local, _), cells in origins.items() if not local for s in cells}
-        groups = []
-        for (local, _), cells in origins.items():
-            kept = [s for s in cells if self._settings_key(s) in recorded] if local and recorded else cells
-            groups += [kept] if kept else []
+        groups = [cells for (local, _), cells in origins.items() if not local]
+        standing = _seeds_by_point(_best(groups)) if groups else {}
+        for cells in (cells for (local, _), cells in origins.items() if local):
+            kept = [s for s in cells if self._settings_key(s) in recorded] if recorded else cells
+            own = _seeds_by_point(kept) if standing else {}
+            if kept and all(len(own.get(point, ())) >= len(seeds) for point, seeds in standing.items()):
+                groups.append(kept)
         return groups
 
     @cached_property
@@ -310,6 +314,13 @@ def _refuse_other_units(selector: Selector, cells: Sequence[StoredCell]) -> None
 
 def _date(stored: StoredCell) -> datetime:
     return datetime.fromisoformat(stored.cell.provenance.date)
+
+
+def _seeds_by_point(cells: Iterable[StoredCell]) -> Mapping[frozenset[tuple[str, Factor]], set[int]]:
+    found: dict[frozenset[tuple[str, Factor]], set[int]] = defaultdict(set)
+    for stored in cells:
+        found[frozenset(stored.cell.factors.items())].add(stored.cell.seed)
+    return found
 
 
 def _rank(cells: Collection[StoredCell]) -> tuple[int, bool, datetime]:

@@ -66,6 +66,10 @@ RANGES = {
     },
 }
 UNITS = {"distance": "back", "pair_count": "times"}
+CLOSES = (
+    f"The chain closes where the difference's 95% interval (Welch) lies within ±{number(SPREAD)} nats, and does not "
+    "close where it excludes 0 and is not within."
+)
 TOY_NOTE = (
     "These are toys: models of a few thousand parameters, trained for seconds, at a learning rate that was not swept. "
     "They show that the chain and the recall slice are computed. Nothing follows from their numbers, and no verdict "
@@ -133,8 +137,8 @@ def _closing(closures: Sequence[Closure], chains: Sequence[Chain]) -> Iterator[C
     yield Paragraph(
         "Steps are differences of neighbouring arms on the same seeds, all scored on the same tokens: they add up to "
         "the whole distance by construction, and so do repeated pairs and other tokens to a step. What can fail is the "
-        "distance measured again, by runs that no step uses: both ends on the seeds of the sweep of learning rates."
-        + ("" if closures else " There are no such runs of both ends at the rates in use.")
+        "distance measured again, by runs that no step uses: both ends on the seeds of the sweep of learning rates. "
+        + (CLOSES if closures else "There are no such runs of both ends at the rates in use.")
     )
     if closures:
         heads = ["text", "sum of the steps", "distance, other runs", "their seeds", "difference", "95%", "the chain"]
@@ -150,8 +154,7 @@ def _closing(closures: Sequence[Closure], chains: Sequence[Chain]) -> Iterator[C
             ]
             for one in closures
         ]
-        margin = f"closes: the interval (Welch) lies within ±{number(SPREAD)} nats"
-        yield plain_table(heads, rows, f"The distance from SPEN to GPT-2 measured twice; {margin}")
+        yield plain_table(heads, rows, "The distance from SPEN to GPT-2 measured twice")
 
 
 def _nats(sample: Sample) -> tuple[str, str]:
@@ -256,7 +259,8 @@ def _arms(gap: GapData) -> Content:
     heads = ["arm", *(f"nats, {text_name(text)}" for text in scores.texts), "parameters", "d_ff", "rate", "seeds"]
     heads += ["of which diverged", f"median, {text_name(scores.texts[0])}"]
     rows = []
-    for arm, runs in scores.arms.items():
+    for arm in gap.ordered_arms:
+        runs = scores.arms[arm]
         seeds = sorted(runs)
         samples = [Sample(tuple(scores.nats(arm, text, "all", seeds))) for text in scores.texts]
         of_model = [number(scores.model_metric(arm, name)) for name in ("parameters", "d_ff")]
@@ -272,7 +276,7 @@ def _slices(gap: GapData) -> Iterator[Content]:
     text = scores.texts[0]
     parts = [part for of, part in next(iter(next(iter(scores.arms.values())).values())).nats if of == text]
     shares = [f"{part} ({_share(gap, text, part):.1%})" for part in parts]
-    rows = [[arm.text, *(_slice(gap, arm, text, part) for part in parts)] for arm in scores.arms]
+    rows = [[arm.text, *(_slice(gap, arm, text, part) for part in parts)] for arm in gap.ordered_arms]
     table = plain_table(["arm", *shares], rows, f"Nats by slice on {text_name(text)}, with the share of tokens in it")
     yield Fold("Every arm by slice", [table])
     yield Fold("Every arm by distance to the last occurrence, and by count in training", [*_ranges(gap, text)])
@@ -283,8 +287,8 @@ def _ranges(gap: GapData, text: str) -> Iterator[Content]:
     size = gap.scores.size
     rows = [
         Header(arm.text, EXPERIMENT, where={**asdict(arm), "size": size, "text": text, "lr": run.lr})
-        for arm, runs in gap.scores.arms.items()
-        for run in [next(iter(runs.values()))]
+        for arm in gap.ordered_arms
+        for run in [next(iter(gap.scores.arms[arm].values()))]
     ]
     for factor, metrics in RANGES.items():
         for metric, label in metrics.items():
