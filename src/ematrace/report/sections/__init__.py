@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from ematrace.report.sections import (
     accuracy,
+    choices,
     content,
     gap_controls,
     robustness,
@@ -198,7 +199,7 @@ SECTIONS = (
         "The paper leaves much open. Here one choice at a time is made otherwise; docs/deviations.md says why each "
         "was made.",
         ("choices",),
-        accuracy.choices,
+        choices.choices,
         about("choices"),
     ),
     Section(

@@ -188,8 +188,3 @@ def ratio_chart(data: ReportData, rows: Sequence[Header], columns: Sequence[Head
     title = "participation ratio (1 = collapsed)"
     labels = [row.label for row in rows]
     return dot_chart("Participation ratio by feed-forward rule", labels, series, x_title=title, axis=axis)
-
-
-def choices(data: ReportData) -> Sequence[Content | None]:
-    rows = other_rows(data, "choices", ())
-    return [measure_table(data, rows, COLUMNS, "Accuracy by choice")]

@@ -1,0 +1,116 @@
+"""Marked tables in Markdown: found, parsed and replaced.
+
+<!-- table: verdicts-small -->
+(written by scripts/write_tables.py)
+<!-- end -->
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterable, Sequence
+
+from ematrace.intervals import paired_difference_interval
+from ematrace.report.data import ReportData
+from ematrace.report.formatting import number, plural
+from ematrace.results import Factors, Selection, Selector, Table
+
+NOT_RECORDED = "not recorded yet"
+ACCURACIES = ("within", "transfer", "deep")
+ROLES = ("det_agent", "verb_rel", "noun_agent", "noun_patient")  # that the paper gives
+
+Write = Callable[[ReportData, str], str]
+"""From the cells and the text of the block as it is, of which a hand may have written some columns, to the new text."""
+TABLES: dict[str, Write] = {}
+_BLOCK = re.compile(r"(<!-- table: (?P<name>[a-z0-9-]+) -->\n)(?P<text>.*?)(<!-- end -->)", re.DOTALL)
+_MARK = re.compile(r"<!-- (table: |end)")
+
+
+def table(name: str, *experiments: str) -> Callable[[Write], Write]:
+    """Decorator of the function that writes the block of this name; as long as nothing of these experiments is
+    recorded, the block says so."""
+
+    def register(write: Write) -> Write:
+        def write_recorded(data: ReportData, block: str) -> str:
+            if experiments and not any(experiment in data.table.experiments for experiment in experiments):
+                return f"{', '.join(f'`{experiment}`' for experiment in experiments)}: {NOT_RECORDED}.\n"
+            return write(data, block)
+
+        TABLES[name] = write_recorded
+        return write
+
+    return register
+
+
+def marked(text: str) -> list[str]:
+    """The names of the blocks in a page."""
+    return [match["name"] for match in _BLOCK.finditer(text)]
+
+
+def rewrite(text: str, data: ReportData, page: str) -> str:
+    """The page with every block as the cells have it."""
+    names = marked(text)
+    if len(_MARK.findall(text)) != 2 * len(names):
+        raise ValueError(f"{page}: a '<!-- table: NAME -->' has no '<!-- end -->', or the other way round")
+    for name in names:
+        if name not in TABLES:
+            raise ValueError(f"{page}: no table is called '{name}'; there are {', '.join(TABLES)}")
+        if names.count(name) > 1:
+            raise ValueError(f"{page}: table '{name}' stands there twice")
+
+    def replaced(match: re.Match[str]) -> str:
+        return f"{match[1]}{TABLES[match['name']](data, match['text']).rstrip()}\n{match[4]}"
+
+    return _BLOCK.sub(replaced, text)
+
+
+def markdown(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    head, *body = (f"| {' | '.join(cell.replace('|', '/') for cell in line)} |\n" for line in (heads, *rows))
+    return "".join([head, f"|{'---|' * len(heads)}\n", *body])
+
+
+def cells_of(block: str) -> list[list[str]]:
+    """The rows of a block's first table, without head and rule."""
+    lines = [line for line in block.splitlines() if line.startswith("|")]
+    return [[cell.strip() for cell in line.strip().strip("|").split("|")] for line in lines[2:]]
+
+
+def select(cells: Table, experiment: str, metric: str, where: Factors) -> Selection | None:
+    """None also where a seed has no value."""
+    selection = cells.select(Selector(experiment, metric, where))
+    return selection if selection is not None and selection.sample.known else None
+
+
+def means(cells: Table, experiment: str, metrics: Sequence[str], where: Factors, separator: str = "/") -> str:
+    """`.978/.666/.892`."""
+    found = [select(cells, experiment, metric, where) for metric in metrics]
+    if all(selection is None for selection in found):
+        return NOT_RECORDED
+    return separator.join("–" if s is None else number(s.sample.mean) for s in found)
+
+
+def mean(cells: Table, experiment: str, metric: str, where: Factors) -> str:
+    return means(cells, experiment, (metric,), where)
+
+
+def difference(one: Selection | None, other: Selection | None) -> str:
+    """`+.002 [+.001, +.002]`: the first minus the second, seed by seed, with the 95% interval."""
+    pairs = None if one is None or other is None else one.paired_values(other)
+    if pairs is None:
+        return NOT_RECORDED
+    mean = math.fsum(pairs[0]) / len(pairs[0]) - math.fsum(pairs[1]) / len(pairs[1])
+    return with_interval(mean, paired_difference_interval(*pairs))
+
+
+def with_interval(mean: float, ends: tuple[float, float]) -> str:
+    low, high = (number(end, 3, signed=True) for end in ends)
+    return f"{number(mean, 3, signed=True)} [{low}, {high}]"
+
+
+def seeds_of(selections: Iterable[Selection | None]) -> str:
+    """`5 seeds.` or `5 to 20 seeds.`; nothing where nothing was recorded."""
+    counts = sorted({len(s.seeds) for s in selections if s is not None})
+    if not counts:
+        return ""
+    return f"{plural(counts[0], 'seed')}." if len(counts) == 1 else f"{counts[0]} to {counts[-1]} seeds."

@@ -1,0 +1,60 @@
+"""Writes the tables of docs/ that recorded cells decide; what stands around them is written by hand.
+
+python scripts/write_tables.py                       # rewrites every marked table, says which pages changed
+python scripts/write_tables.py --check               # exit code 1 if one is not what the cells say
+python scripts/write_tables.py --results FOLDER      # from other cells than those in results/
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from doc_tables import rewrite
+from ematrace.files import write_atomically
+from ematrace.report.data import ReportData
+from ematrace.results import Store
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = ("results.md", "objections.md", "deviations.md")
+
+
+def load(results: Path) -> ReportData:
+    """The recorded cells of a folder; those that this machine made beside them are not published."""
+    return ReportData.load(Store.open(recorded=results, local=results / "none"))
+
+
+def stale(data: ReportData, docs: Path) -> dict[Path, str]:
+    """The pages that are not what the cells say, and what they should be."""
+    found = {}
+    for name in PAGES:
+        page = docs / name
+        text = page.read_text(encoding="utf-8")
+        if (written := rewrite(text, data, name)) != text:
+            found[page] = written
+    return found
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="compare instead of writing")
+    parser.add_argument("--results", type=Path, default=ROOT / "results", help="folder of result files")
+    parser.add_argument("--docs", type=Path, default=ROOT / "docs", help="folder of the pages")
+    arguments = parser.parse_args()
+    try:
+        pages = stale(load(arguments.results), arguments.docs)
+        for page, text in pages.items():
+            if arguments.check:
+                print(f"{page}: a table is not what the cells say; run scripts/write_tables.py", file=sys.stderr)
+            else:
+                write_atomically(page, text.encode())
+                print(f"{page}: written")
+    except (OSError, ValueError) as error:
+        print(error, file=sys.stderr)
+        return 2
+    return int(arguments.check and bool(pages))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,259 @@
+"""Tables of docs/: what the recorded cells say; and how they are made, on cells made by hand."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cells_support import make_file, make_row, make_table
+from ematrace.analysis.choices import change_of, under_choice
+from ematrace.ledger import build_ledger, load_claims
+from ematrace.report.data import ReportData
+from ematrace.report.parts import Fold, walk
+from ematrace.report.sections.choices import choices as choices_section
+from ematrace.results import CellFile, Row, Selector, read_file, write_file
+
+ROOT = Path(__file__).resolve().parents[1]
+DOCS = ROOT / "docs"
+sys.path.insert(0, str(ROOT / "scripts"))
+
+import write_tables  # noqa: E402
+from doc_tables import TABLES, marked, rewrite, small_scale  # noqa: E402
+
+GRAMMAR = {"grammar": "half_passives"}
+SETTINGS = {"sentences": {"train": 1}, "grammar": {"file": "a"}}
+FULL = {"representation": "l0+traces"}
+
+
+def made(*files: CellFile) -> ReportData:
+    table, claims = make_table(*files), load_claims()
+    return ReportData(table, claims, tuple(build_ledger(table, claims)))
+
+
+def runs(experiment: str, rows: Sequence[Sequence[Row]], **factors: Any) -> list[CellFile]:
+    """A file for each seed."""
+    options = {"experiment": experiment, "factors": {**GRAMMAR, **factors}, "settings": SETTINGS}
+    return [make_file(*of_seed, seed=seed, **options) for seed, of_seed in enumerate(rows)]
+
+
+def accuracies(value: float, **factors: Any) -> Row:
+    return make_row(dict.fromkeys(("within", "transfer", "deep"), value), **factors)
+
+
+def write(name: str, data: ReportData, block: str = "") -> str:
+    return TABLES[name](data, block)
+
+
+def row(text: str, start: str) -> list[str]:
+    """The cells of the line that starts so, but for the first one."""
+    (line,) = [line for line in text.splitlines() if line.startswith(f"| {start} |")]
+    return [cell.strip() for cell in line.strip("|").split("|")][1:]
+
+
+class TestThePages:
+    def test_are_what_the_recorded_cells_say(self) -> None:
+        stale = write_tables.stale(write_tables.load(ROOT / "results"), DOCS)
+        assert [page.name for page in stale] == [], "python scripts/write_tables.py writes them"
+
+    def test_have_every_table_once(self) -> None:
+        names = [name for page in write_tables.PAGES for name in marked((DOCS / page).read_text(encoding="utf-8"))]
+        assert Counter(names) == Counter(list(TABLES))
+
+    @pytest.mark.parametrize("network", ["locked", "described"])
+    def test_have_the_means_of_the_files(self, network: str) -> None:
+        """Read and averaged without selectors."""
+        text = (DOCS / "objections.md").read_text(encoding="utf-8")
+        paths = (ROOT / "results/networks").glob(f"grammar-half_passives_network-{network}_part-frozen*.json")
+        files = [read_file(path) for path in paths]
+
+        def mean(metric: str, **factors: Any) -> str:
+            values = [c.metrics[metric].value for file in files for c in file.cells if c.factors == factors]
+            assert len(values) == len(files) > 1
+            return f"{np.mean(np.array(values, float)):.3f}".removeprefix("0")
+
+        column = {"locked": 0, "described": 1}[network]
+        for level in range(3):
+            shown = row(text, f"L{level}")
+            for cell, metric in zip(shown, ("drive_feedforward", "input_share", "to_previous"), strict=False):
+                assert cell.split(" → ")[column] == mean(metric, diagnosis="forward", level=level)
+        metrics = ("within", "transfer", "deep")
+        for name, variant in {
+            "activation + traces": "full",
+            "without SPA": "no_spa",
+            "W_fb = 0": "no_feedback",
+        }.items():
+            shown = row(text, f"{name}, W/T/D")
+            assert shown[column - 2] == "/".join(mean(metric, variant=variant) for metric in metrics)
+        levels = row(text, "C15 traces of L0, L1, L2, W")[column - 2]
+        assert levels == ", ".join(mean("within", level=level) for level in range(3))
+
+
+class TestMarkers:
+    def test_text_around_them_stays(self) -> None:
+        text = "before\n<!-- table: rules -->\n| old |\n<!-- end -->\nafter .123\n"
+        assert rewrite(text, made(), "x.md") == (
+            "before\n<!-- table: rules -->\n`feedforward_rules`: not recorded yet.\n<!-- end -->\nafter .123\n"
+        )
+
+    @pytest.mark.parametrize(
+        ("text", "message"),
+        [
+            ("<!-- table: rules -->\n", r"x\.md: .* has no '<!-- end -->'"),
+            ("<!-- end -->\n", r"x\.md: .* the other way round"),
+            ("<!-- table: ruels -->\n<!-- end -->\n", r"x\.md: no table is called 'ruels'"),
+            ("<!-- table: rules -->\n<!-- end -->\n" * 2, r"x\.md: table 'rules' stands there twice"),
+        ],
+    )
+    def test_broken_ones_are_refused(self, text: str, message: str) -> None:
+        with pytest.raises(ValueError, match=message):
+            rewrite(text, made(), "x.md")
+
+    def test_command(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+        def call(*arguments: str) -> int:
+            folders = ["--results", str(tmp_path), "--docs", str(tmp_path)]
+            monkeypatch.setattr(sys, "argv", ["write_tables.py", *folders, *arguments])
+            return write_tables.main()
+
+        assert call() == 2  # no pages
+        for page in write_tables.PAGES:
+            (tmp_path / page).write_text("nothing\n")
+        marks = "<!-- table: controls -->\n<!-- end -->\n"
+        (tmp_path / "results.md").write_text(marks)
+        assert call("--check") == 1
+        assert (tmp_path / "results.md").read_text() == marks
+        assert call() == call("--check") == 0
+        for file in runs("trace_probe", [[accuracies(0.5, **FULL)], [accuracies(0.75, **FULL)]]):
+            write_file(file, tmp_path)
+        assert call("--check") == 1
+        assert "results.md: a table is not what the cells say" in capsys.readouterr().err
+        assert call() == 0
+        assert row((tmp_path / "results.md").read_text(), "SPCN, activation + traces")[0] == ".625/.625/.625"
+
+
+class TestVerdicts:
+    def test_those_before_are_of_every_small_claim(self) -> None:
+        assert list(small_scale.BEFORE) == [claim.id for claim in load_claims() if claim.part == "small"]
+
+    def test_causes_are_kept(self) -> None:
+        head = "| claim | verdict at 8b69157 | verdict now | cause |\n|---|---|---|---|\n"
+        block = head + "| C13 x | reproduced | open | because |\n"
+        text = write("verdicts-changed", made(), block)
+        assert text.splitlines()[0] == head.splitlines()[0]
+        assert row(text, "C13 the backward hierarchy helps") == ["reproduced", "open", "because"]
+        assert row(text, "C14 SPA and slow traces help") == ["direction only", "open", "not recorded yet"]
+        assert "C16" not in text  # open then and now
+
+    def test_a_change_that_cells_show_needs_a_cause(self) -> None:
+        rows = [[accuracies(0.9, variant="full"), accuracies(0.8 + s / 100, variant="forward_only")] for s in range(3)]
+        data = made(*runs("ablations", rows))
+        before = write("verdicts-changed", made())
+        text = write("verdicts-changed", data, before)
+        assert row(text, "C13 the backward hierarchy helps") == ["reproduced", "direction only", "cause to be written"]
+        assert row(write("verdicts-small", data), "C13 the backward hierarchy helps") == [
+            "W .810, T .810", "W .903 T .586 (from .960 and .618)", "direction only", "–", "3"
+        ]  # fmt: skip
+
+    def test_drawn_grammars_name_what_fails(self) -> None:
+        """W holds in both draws, T in one."""
+        full, forward = accuracies(0.9, variant="full"), {"within": 0.8, "transfer": 0.8}
+        rows = [[full, make_row({**forward, "transfer": t}, variant="forward_only")] for t in (0.8, 0.95)]
+        text = write("verdicts-small", made(*runs("ablations", rows, grammar="fully_drawn")))
+        assert row(text, "C13 the backward hierarchy helps")[3] == "1/2 (T fails in 1)"
+
+    def test_cells_of_another_grammar_fill_nothing(self) -> None:
+        data = made(*runs("controls", [[accuracies(0.5, features="ema_onehot")]] * 2, grammar="default"))
+        assert write("controls", data) == "`trace_probe`, `controls`, `ablations`: not recorded yet.\n"
+
+
+def test_differences_are_over_pairs_of_seeds() -> None:
+    """(.1, .2): mean .15, half of the interval 12.706 * .0707 / sqrt(2)."""
+    rows = [[accuracies(a, variant="full"), accuracies(b, variant="no_feedback")] for a, b in ((0.9, 0.8), (0.8, 0.6))]
+    text = write("pghu", made(*runs("networks", rows, network="described", part="frozen W_ff")))
+    assert row(text, "described, half passives") == ["+.150 [−.485, +.785]"] * 3 + ["2 seeds"]
+    assert row(text, "locked, half passives") == ["not recorded yet"] * 3 + ["–"]
+
+
+def test_codings_that_have_the_papers_figure_are_named() -> None:
+    factors = {"model": "gru", "embedding": 128, "word_dropout": 0.1}
+    rows = [
+        part
+        for unseen, hard in (("untrained", 0.93), ("unk", 0.1))
+        for part in (
+            accuracies(0.9, unseen=unseen),
+            *(make_row({"role_transfer": v}, unseen=unseen, role=r) for r, v in (("det_agent", 1), ("verb_rel", hard))),
+        )
+    ]
+    text = write("supervised-models", made(*runs("supervised_models", [rows], **factors)))
+    assert row(text, "gru, embedding 128, word dropout .1")[1:] == [
+        ".900", ".900 / 1.000 / .930", "–", "–", ".900 / 1.000 / .100"
+    ]  # fmt: skip
+    assert "of the paper's .079 in 1 of 2 cases: gru, embedding 128, word dropout .1, – epochs, unknown word." in text
+
+
+class TestChoices:
+    """Two standard deviations of the claim's own cells, .90 and .92, are .028."""
+
+    @pytest.fixture
+    def data(self) -> ReportData:
+        def of_choice(name: str, full: float, forward: float) -> list[Row]:
+            return [
+                accuracies(full, choice=name, variant="full"),
+                accuracies(forward, choice=name, variant="forward_only"),
+            ]
+
+        rows = [*of_choice("default", 0.9, 0.8), *of_choice("k 4%", 0.8, 0.85), *of_choice("no ReLU", 0.92, 0.8)]
+        own = [[accuracies(value, **FULL)] for value in (0.90, 0.92)]
+        return made(*runs("choices", [rows] * 2), *runs("trace_probe", own))
+
+    def test_changes_beyond_scatter(self, data: ReportData) -> None:
+        selector = Selector("trace_probe", "within", FULL)
+        large, small = (change_of(data.table, name, selector) for name in ("k 4%", "no ReLU"))
+        assert large is not None
+        assert small is not None
+        assert (large.difference, small.difference) == (pytest.approx(-0.1), pytest.approx(0.02))
+        assert large.scatter == pytest.approx(2 * np.std([0.90, 0.92], ddof=1))
+        assert (large.beyond_scatter, small.beyond_scatter) == (True, False)
+        assert change_of(data.table, "three epochs", selector) is None
+        by_role = Selector("trace_probe", "role_transfer", {**FULL, "role": "verb"})
+        assert under_choice(by_role, "k 4%") is None
+
+    def test_columns_by_hand_stay(self, data: ReportData) -> None:
+        page = (DOCS / "deviations.md").read_text(encoding="utf-8")
+        (block,) = re.findall(r"<!-- table: choices-spcn -->\n(.*?)<!-- end -->", page, re.DOTALL)
+        text = write("choices-spcn", data, block.replace("fitted by eye", "tossed a coin"))
+        _, why, matters = row(text, "k of each top-k")
+        assert why.startswith("tossed a coin")
+        assert matters == "**−.100** / **−.100** / **−.100** at 4%, not recorded yet at 16%"
+        assert row(text, "what follows top-k")[-1] == "no ReLU +.020 / +.020 / +.020"
+        with pytest.raises(ValueError, match="has no row 'k of each top-k'"):
+            write("choices-spcn", data, block.replace("k of each top-k", "k"))
+
+    def test_a_choice_without_a_row_is_refused(self) -> None:
+        data = made(*runs("choices", [[accuracies(0.9, choice="lemon", variant="full")]]))
+        with pytest.raises(ValueError, match="choice 'lemon' is in no row"):
+            write("choices-spcn", data)
+
+    def test_claims_and_directions(self, data: ReportData) -> None:
+        text = write("choices-claims", data)
+        default = row(text, "*default*, the figures themselves")
+        assert default == ["–", "–", ".900 / .900 / .900", ".800 / .800", "–", "–", "none"]
+        c13, failing = row(text, "k 4%")[3], row(text, "k 4%")[-1]
+        assert (c13, failing) == ("+.050 / +.050", "C13")  # without cells of its own nothing is known of its scatter
+        assert row(text, "*2 standard deviations over seeds*")[2] == ".028 / .028 / .028"
+
+    def test_page(self, data: ReportData) -> None:
+        table, fold = choices_section(data)
+        parts = [str(line.cells[0].content) for line in getattr(table, "body", ())]
+        assert parts == ["default", "k 4%", "no ReLU"]
+        assert isinstance(fold, Fold)
+        (claims,) = [part for part in walk(fold) if hasattr(part, "body")]
+        shown = [[str(cell.content) for cell in line.cells] for line in claims.body]
+        assert shown[1][3] == " / ".join(["<b>−.100</b>"] * 3)
+        assert [line[-1] for line in shown] == ["none", "C13", "none"]
