@@ -41,10 +41,10 @@ REPEATED: Mapping[Arm, tuple[float, ...]] = {
     Arm("attention"): (2e-3, 4e-3, 8e-3),
     CHAIN[-1]: (1e-3, 2e-3, 4e-3),
     UNBALANCED: (8e-3, 16e-3, 32e-3),
-    Arm("attention", positions="learned"): (8e-3, 16e-3, 32e-3),
+    Arm("attention", positions="learned"): (2e-3, 4e-3, 8e-3, 16e-3, 32e-3),
 }
 """Where one seed said too little (`ematrace.analysis.rates.Sweep.jumps`): the best three rates on two more. Of the arms
-that are extended at the same time, the best so far and its neighbours."""
+that were extended at the same time, also those that were best before."""
 
 
 def grid(scale: str, seeds: int) -> Iterable[Point]:
