@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from defects.planting import constant, defect, wrap
+from defects.planting import constant, defect, with_result, wrap
 
 
 @defect("analysis.shapley", "test_gap_analysis.py", "TestShares")
@@ -91,3 +91,21 @@ def no_difference_is_taken_for_equivalence(equivalence: Any) -> None:
         return lambda a, b, margin: 1 - mean_p_value([x - y for x, y in zip(a, b, strict=True)])
 
     wrap(equivalence, "equivalence_p_value", not_different)
+
+
+@defect("analysis.choices", "test_docs_tables.py", "TestChoices")
+def every_change_is_beyond_scatter(choices: Any) -> None:
+    """A change counts as more than an accident of the seed however small it is."""
+    wrap(choices.Change, "beyond_scatter", lambda original: lambda change: change.difference != 0.0)
+
+
+@defect("analysis.choices", "test_docs_tables.py", "TestChoices")
+def every_direction_holds_under_every_choice(choices: Any) -> None:
+    """No choice is said to turn a claim round."""
+    with_result(choices, "failing", lambda claims: None if claims is None else [])
+
+
+@defect("results.select", "test_docs_tables.py", "pairs_of_seeds")
+def seeds_are_paired_in_reverse(select: Any) -> None:
+    """Differences are between one seed of a system and another seed of the other."""
+    with_result(select.Selection, "paired_values", lambda pairs: None if pairs is None else (pairs[0], pairs[1][::-1]))
