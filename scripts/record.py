@@ -8,6 +8,8 @@ without its history needs EMATRACE_COMMIT. The rates of `feedforward_rules` come
 What needs a GPU is recorded with
 
     python -m ematrace.experiments spen_training spen_streaming spen_prefill --scale gpu --data SOURCE --out results
+
+python scripts/write_tables.py then brings the tables of docs/ up to date.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from ematrace.intervals import paired_difference_interval
 from ematrace.report.data import ReportData
-from ematrace.report.formatting import number, plural
+from ematrace.report.formatting import MINUS, number, plural
 from ematrace.results import Factors, Selection, Selector, Table
 
 NOT_RECORDED = "not recorded yet"
@@ -104,8 +104,13 @@ def difference(one: Selection | None, other: Selection | None) -> str:
 
 
 def with_interval(mean: float, ends: tuple[float, float]) -> str:
-    low, high = (number(end, 3, signed=True) for end in ends)
-    return f"{number(mean, 3, signed=True)} [{low}, {high}]"
+    low, high = map(_signed, ends)
+    return f"{_signed(mean)} [{low}, {high}]"
+
+
+def _signed(x: float) -> str:
+    """Also of what rounds to zero, so that it can be seen whether an interval excludes zero."""
+    return f"{MINUS if x < 0 else '+'}{number(abs(x), 3)}"
 
 
 def seeds_of(selections: Iterable[Selection | None]) -> str:
