@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import subprocess
 import sys
@@ -173,6 +174,27 @@ def test_ids_show_these_claims_alone(call, away):
 )
 def test_the_ledger_refuses_what_it_cannot_show(call, arguments, expected):
     assert expected in one_line_of(call("ledger", *arguments))
+
+
+def test_two_files_that_cannot_both_count_are_named_and_the_rest_is_shown(call, tmp_path) -> None:
+    """An arm of C30 at two learning rates: page and card say nothing of it, and go on."""
+    arm = {"context": "ema_error", "ffn": "topk_ste", "residual": "ffn", "width": "matched", "size": "2m"}
+    arm |= {"predictor": "static", "reads": "traces_now", "query": "slow_trace", "values": "as_read"}
+    row = Row({"text": "validation", "slice": "all"}, {"nats": Metric(5.0, "nats")})
+    paths = [
+        write_file(make_file(row, experiment="gap_predictors", factors={**arm, "lr": lr}), tmp_path / "cells")
+        for lr in (0.004, 0.008)
+    ]
+    places = ("--recorded", str(tmp_path / "cells"), "--local", str(tmp_path / "none"))
+    status, out, err = call("report", *places, "--out", str(tmp_path / "page.html"))
+    assert (status, out.strip()) == (0, f"page: {tmp_path / 'page.html'}")
+    assert err.splitlines() == [
+        f"not shown: {paths[0]} and {paths[1]} differ in 'lr' (0.004, 0.008); if one of them is left over, delete it"
+    ]
+    assert "differ in 'lr' (0.004, 0.008)" in html.unescape((tmp_path / "page.html").read_text())
+    status, out, _ = call("ledger", "C30", *places)
+    assert status == 0
+    assert "differ in 'lr' (0.004, 0.008)" in " ".join(out.split())
 
 
 @pytest.mark.parametrize("command", ["ledger", "report"])

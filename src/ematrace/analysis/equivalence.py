@@ -100,10 +100,10 @@ def compare(
 
 def _by_seed(table: Table, selector: Selector) -> dict[int, float]:
     """The metric on each seed. On drawn grammars every seed has settings of its own, so that each is selected alone."""
-    selection = table.select(selector)
+    selection = table.find(selector)
     if selection is None:
         return {}
     if selection.cells[0].cell.settings.get("grammar", {}).get("drawn_seed") is None:
         return dict(zip(selection.seeds, selection.sample.values, strict=True))
-    found = {seed: part.select(selector) for seed, part in table.by_seed().items()}
+    found = {seed: part.find(selector) for seed, part in table.by_seed().items()}
     return {seed: s.sample.mean for seed, s in found.items() if s is not None}

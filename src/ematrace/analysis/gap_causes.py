@@ -63,7 +63,7 @@ def build_switches(table: Table, text: str, size: str = MAIN) -> Switches | None
         },
     }
     of_text: dict[str, Factor] = {"size": size, "ffn": "dense", "width": "matched", "text": text, "slice": "all"}
-    found = {key: table.select(Selector(PREDICTORS, "nats", {**where, **of_text})) for key, where in arms.items()}
+    found = {key: table.find(Selector(PREDICTORS, "nats", {**where, **of_text})) for key, where in arms.items()}
     selected = {key: selection for key, selection in found.items() if selection is not None}
     seeds = _common_seeds(selected.values())
     if len(selected) < len(arms) or not seeds:
@@ -120,8 +120,8 @@ def build_gradients(table: Table, ffn: str, load_balance: float, size: str = MAI
 
 def _gradients_at(table: Table, where: Mapping[str, Factor]) -> GradientsAt:
     names = ("cosine", "norm_ratio", "masked_cosine_of_halves", "dead_units", "usage_entropy", "nats")
-    samples = [table.sample(Selector(GRADIENTS, name, where)) or Sample(()) for name in names]
-    return GradientsAt(int(where["step"]), *samples)
+    found = [table.find(Selector(GRADIENTS, name, where)) for name in names]
+    return GradientsAt(int(where["step"]), *(Sample(()) if one is None else one.sample for one in found))
 
 
 def is_misleading(steps: Iterable[GradientsAt]) -> bool | None:

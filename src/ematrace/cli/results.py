@@ -97,8 +97,12 @@ def show_cards(ids: Sequence[str], rows: Sequence[LedgerRow], claims: Claims, ce
 
 def write_page(command: Report, console: Console, error_console: Console) -> None:
     from ematrace.ledger import load_claims, with_kept_claims
-    from ematrace.report.page import write_report
+    from ematrace.report import page
+    from ematrace.report.data import ReportData
 
     store = Store.open(recorded=command.recorded, local=command.local)
-    path = write_report(store, command.out, claims=with_kept_claims(load_claims(), store.local))
+    data = ReportData.load(store, with_kept_claims(load_claims(), store.local))
+    path = page.write_page(data, command.out)
+    for problem in data.problems:
+        error_console.print(problem, soft_wrap=True, markup=False, highlight=False)
     console.print(f"page: {path}", soft_wrap=True)

@@ -20,7 +20,7 @@ from ematrace.report.verdicts import (
     short_names,
     why_undecided,
 )
-from ematrace.results import Selector
+from ematrace.results import AmbiguousSelection, Selector
 from ematrace.results import Table as Results
 from ematrace.results.schema import SCALES
 
@@ -52,6 +52,8 @@ def _lines(row: LedgerRow, claim: Claim, cells: Results) -> Iterator[tuple[str, 
         return
     if why := why_undecided(row):
         yield "why", Text(why)
+    for files in _ambiguous(claim, cells):
+        yield "left out", Text(f"{files}; if one of them is left over, delete it")
     names = dict(zip(claim.selectors, short_names(claim.selectors), strict=True))
     if claim.direction:
         checks = row.checks[: len(claim.direction)]
@@ -83,12 +85,23 @@ def _lines(row: LedgerRow, claim: Claim, cells: Results) -> Iterator[tuple[str, 
 def _ours(row: LedgerRow, claim: Claim, cells: Results) -> Text:
     """Means with their intervals; how many seeds, and where."""
     found = [f"{name} {mean}{f' ({ends})' if ends else ''}" for name, mean, ends in ours_lines(row, claim)]
-    seeds = [selection.seeds for selector in claim.selectors if (selection := cells.select(selector)) is not None]
+    seeds = [selection.seeds for selector in claim.selectors if (selection := cells.find(selector)) is not None]
     counted = {sum(seed >= claim.first_seed for seed in each) for each in seeds} - {0}
     *fewer, most = sorted(counted) or [row.n_seeds or 0]
     counts = [" and ".join([*map(str, fewer), plural(most, "seed")])] if row.n_seeds else []
     scale = [row.scale.upper()] if row.scale in SCALES else [f"{row.scale} scale"] if row.scale else []
     return Text("\n".join([*found, ", ".join(counts + scale)]).strip("\n"))
+
+
+def _ambiguous(claim: Claim, cells: Results) -> list[str]:
+    """Pairs of files that cannot both count."""
+    found = []
+    for selector in claim.selectors:
+        try:
+            cells.select(selector)
+        except AmbiguousSelection as error:
+            found.append(error.files)
+    return list(dict.fromkeys(found))
 
 
 def _table(rows: Iterator[tuple[Text, Text]]) -> Table:
@@ -146,8 +159,9 @@ def _control(claim: Claim, cells: Results) -> Text:
     assert claim.control is not None
     found = []
     for selector, name in zip(claim.control.of, short_names(claim.control.of), strict=True):
-        measured = cells.sample(selector)
-        if measured is not None:
+        selection = cells.find(selector)
+        if selection is not None:
+            measured = selection.sample
             unit = f" {measured.unit}" if selector.metric in ALWAYS_NAMED else ""
             found.append(f"{name if len(claim.control.of) > 1 else ''} {number(measured.mean)}{unit}".strip())
     missing = f"not measured; ematrace reproduce {claim.control.of[0].experiment}"
@@ -172,7 +186,7 @@ def _has_other_settings(claim: Claim, cells: Results) -> bool:
     """Whether this machine's run was another measurement: a toy, say."""
     own = cells.local()
     for selector in claim.selectors:
-        evidence, ours = cells.select(selector), own.select(selector)
+        evidence, ours = cells.find(selector), own.find(selector)
         if evidence and ours and evidence.cells[0].cell.settings != ours.cells[0].cell.settings:
             return True
     return False

@@ -45,8 +45,14 @@ class ReportData:
         """The evidence for a metric; kept, as plots and tables ask for the same."""
         key = str(selector)
         if key not in self._selected:
-            self._selected[key] = self.table.select(selector)
+            self._selected[key] = self.table.find(selector)
         return self._selected[key]
+
+    @property
+    def problems(self) -> list[str]:
+        """What could not be shown so far, a line for each pair of files that cannot both count."""
+        files = {**self.cells.ambiguous, **self.table.ambiguous, **self.own.ambiguous}
+        return [f"not shown: {pair}; if one of them is left over, delete it" for pair in files]
 
     def sample(self, selector: Selector) -> Sample | None:
         """A metric over the seeds of the evidence."""
@@ -56,7 +62,8 @@ class ReportData:
     def own_sample(self, selector: Selector) -> Sample | None:
         """The same metric as this machine measured it, where another machine's cells are the evidence."""
         evidence = self.select(selector)
-        return self.own.sample(selector) if evidence is not None and not evidence.local else None
+        own = self.own.find(selector) if evidence is not None and not evidence.local else None
+        return None if own is None else own.sample
 
     def paper(self, selector: Selector) -> float | None:
         """The paper's number for these cells, however a claim's selector spells them; None if it has none."""

@@ -39,7 +39,12 @@ def write_report(store: Store, out: str | Path, *, claims: Claims | None = None,
     ...     page.read_text()[:15]
     '<!doctype html>'
     """
-    text = render_report(ReportData.load(store, claims), made)
+    return write_page(ReportData.load(store, claims), out, made)
+
+
+def write_page(data: ReportData, out: str | Path, made: datetime | None = None) -> Path:
+    """The same of data that are loaded; `data.problems` then says what the page could not show."""
+    text = render_report(data, made)
     path = Path(out)
     path.parent.mkdir(parents=True, exist_ok=True)
     return write_atomically(path, text.encode())

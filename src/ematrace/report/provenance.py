@@ -157,6 +157,7 @@ def provenance_parts(data: ReportData) -> list[Content]:
         groups.setdefault(key, []).append(stored)
     files = [Files.of(cells) for cells in groups.values()]
     return [
+        *(Paragraph(problem, "missing") for problem in data.problems),
         *(source_line(data, name) for name, cells in data.table.evidence.items() if not is_benchmark(cells[0].cell)),
         Fold("All result files, on drawn grammars too", [_files_table(data, files)], "source"),
         Fold("Hardware and versions", _environments(files), "source"),

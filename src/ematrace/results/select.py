@@ -42,6 +42,9 @@ class AmbiguousSelection(ValueError):
     ematrace.results.select.AmbiguousSelection: gap/nats: factor 'width' has several values (64 in ...); name one
     """
 
+    files: str = ""
+    """Which two files differ in what, for a reader who can delete one of them."""
+
 
 @dataclass(frozen=True)
 class Selector:
@@ -180,6 +183,8 @@ class Table:
 
     def __init__(self, cells: Iterable[StoredCell]) -> None:
         self.cells = tuple(cells)
+        self.ambiguous: dict[str, str] = {}
+        """What `find` left out: the two files that differ, and how a selector found both."""
         self._settings_keys: dict[int, str] = {}
 
     @cached_property
@@ -267,6 +272,14 @@ class Table:
         cells = tuple(latest[seed] for seed in seeds)
         return Selection(selector, seeds, tuple(s.cell.metrics[selector.metric] for s in cells), cells)
 
+    def find(self, selector: Selector | str) -> Selection | None:
+        """As `select`, for showing: None also where it is ambiguous, which is kept in `ambiguous`."""
+        try:
+            return self.select(selector)
+        except AmbiguousSelection as error:
+            self.ambiguous[error.files] = str(error)
+            return None
+
     def _settings_key(self, stored: StoredCell) -> str:
         """Settings as text, once per file: the cells of a file share one mapping, which lives as long as they do."""
         settings = stored.cell.settings
@@ -302,7 +315,9 @@ def _refuse_ambiguity(selector: Selector, cells: Sequence[StoredCell]) -> None:
             if name not in ours or name not in others or not _same(ours[name], others[name]):
                 one, two = (_text(f[name]) if name in f else "absent" for f in (ours, others))
                 places = f"{one} in {first.path}, {two} in {stored.path}"
-                raise AmbiguousSelection(f"{selector}: factor '{name}' has several values ({places}); name one")
+                error = AmbiguousSelection(f"{selector}: factor '{name}' has several values ({places}); name one")
+                error.files = f"{first.path} and {stored.path} differ in '{name}' ({one}, {two})"
+                raise error
 
 
 def _refuse_other_units(selector: Selector, cells: Sequence[StoredCell]) -> None:
