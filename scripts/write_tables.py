@@ -1,4 +1,4 @@
-"""Writes the tables of docs/ that recorded cells decide; what stands around them is written by hand.
+"""Writes the tables of docs/ and README.md that recorded cells decide; what stands around them is written by hand.
 
 python scripts/write_tables.py                       # rewrites every marked table, says which pages changed
 python scripts/write_tables.py --check               # exit code 1 if one is not what the cells say
@@ -17,7 +17,7 @@ from ematrace.report.data import ReportData
 from ematrace.results import Store
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = ("results.md", "objections.md", "deviations.md")
+PAGES = ("results.md", "objections.md", "deviations.md", "gap.md", "../README.md")
 
 
 def load(results: Path) -> ReportData:

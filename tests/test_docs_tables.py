@@ -116,25 +116,28 @@ class TestMarkers:
             rewrite(text, made(), "x.md")
 
     def test_command(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+        docs = tmp_path / "docs"
+        docs.mkdir()
+
         def call(*arguments: str) -> int:
-            folders = ["--results", str(tmp_path), "--docs", str(tmp_path)]
+            folders = ["--results", str(tmp_path), "--docs", str(docs)]
             monkeypatch.setattr(sys, "argv", ["write_tables.py", *folders, *arguments])
             return write_tables.main()
 
         assert call() == 2  # no pages
         for page in write_tables.PAGES:
-            (tmp_path / page).write_text("nothing\n")
+            (docs / page).write_text("nothing\n")
         marks = "<!-- table: controls -->\n<!-- end -->\n"
-        (tmp_path / "results.md").write_text(marks)
+        (docs / "results.md").write_text(marks)
         assert call("--check") == 1
-        assert (tmp_path / "results.md").read_text() == marks
+        assert (docs / "results.md").read_text() == marks
         assert call() == call("--check") == 0
         for file in runs("trace_probe", [[accuracies(0.5, **FULL)], [accuracies(0.75, **FULL)]]):
             write_file(file, tmp_path)
         assert call("--check") == 1
         assert "results.md: a table is not what the cells say" in capsys.readouterr().err
         assert call() == 0
-        assert row((tmp_path / "results.md").read_text(), "SPCN, activation + traces")[0] == ".625/.625/.625"
+        assert row((docs / "results.md").read_text(), "SPCN, activation + traces")[0] == ".625/.625/.625"
 
 
 class TestVerdicts:
