@@ -38,6 +38,8 @@ def run(arm: ArmFactors, seed: int, other: float, recall: float, size: str = "2m
     rows.append(Row({"text": "validation", "distance": "1-16"}, {"recall_nats_by_distance": _mean(recall, RECALL)}))
     counted = {"recall_nats_by_count": _mean(recall, RECALL), "other_nats_by_count": _mean(other, TOKENS - RECALL)}
     rows.append(Row({"text": "validation", "pair_count": "10-99"}, counted))
+    for text, parts in changes.pop("stretches", {}).items():
+        rows += [Row({"text": text, "stretch": i}, {"nats_in_stretch": _mean(x, 10)}) for i, x in enumerate(parts)]
     parameters, curve = changes.pop("parameters", 1_901_824.0), changes.pop("curve", {})
     rows.append(Row({}, {"parameters": Metric(parameters), "selection_nats": Metric(whole)}))
     rows += [Row({"step": step}, {"train_nats": Metric(nats, "nats")}) for step, nats in curve.items()]

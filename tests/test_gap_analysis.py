@@ -40,7 +40,7 @@ from ematrace.analysis.gap_scores import SWEEP, Absence, load_scores, published_
 from ematrace.analysis.rates import Sweep
 from ematrace.analysis.shapley import shapley_value
 from ematrace.experiments import gap_rates
-from ematrace.intervals import fieller_interval, holm_adjusted, mean_p_value
+from ematrace.intervals import crossed_interval, fieller_interval, holm_adjusted, mean_p_value
 from ematrace.results import Metric, Row, Table
 from gap_support import ARMS, NATS, RATE, RECALL, TOKENS, run, sweep
 
@@ -118,6 +118,26 @@ class TestChain:
         for step in chain.steps:
             low, high = step.nats.interval or (0.0, 1.0)
             assert high - low < 0.02
+
+    def test_an_interval_for_other_text_beside_it(self) -> None:
+        """The last step is worth .1 in one half of the text and .3 in the other, on every seed."""
+        halves = dict.fromkeys(CHAIN, (5.0, 5.0)) | {CHAIN[-1]: (4.9, 4.7)}
+        made = [
+            run(arm, seed, np.mean(halves[arm]) + 0.001 * seed * i, 5.0, stretches={"validation": halves[arm]})
+            for i, arm in enumerate(CHAIN)
+            for seed in range(3)
+        ]
+        chain = build_chain(load_scores(make_table(*made, *sweep(CHAIN)), "2m"), "validation")
+        assert chain is not None
+        last = chain.steps[-1]
+        assert last.nats.interval is not None
+        assert last.nats.interval[1] - last.nats.interval[0] < 0.01
+        assert last.over_text == pytest.approx(crossed_interval(np.array([[0.1, 0.3]] * 3)))
+        assert last.over_text is not None
+        assert last.over_text[1] - last.over_text[0] > 0.1
+        other = build_chain(load_scores(make_table(*made, *sweep(CHAIN)), "2m"), "c4")
+        assert other is not None
+        assert other.steps[-1].over_text is None  # not kept of this text
 
     def test_p_values_are_holms(self) -> None:
         flat = {arm: 5.0 - 0.004 * i for i, arm in enumerate(CHAIN)}

@@ -12,6 +12,7 @@ from scipy import stats
 
 from ematrace.intervals import (
     bootstrap_shares,
+    crossed_interval,
     effective_trials,
     equivalence_p_value,
     holm_adjusted,
@@ -247,3 +248,25 @@ def test_equivalence_edges():
             equivalence_p_value([1.0, 2.0], [1.0, 2.5], margin)
     with pytest.raises(ValueError, match="equal length"):
         equivalence_p_value([1.0, 2.0], [1.0], 0.1)
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(0.01, 0.05), (0.05, 0.01)])
+def test_crossed_interval_covers_the_mean_as_often_as_it_says(rows, columns):
+    """Over other seeds and other text; Student's over seeds alone does not, where the text varies."""
+    rng = np.random.default_rng(6)
+    covered = seeds_alone = 0
+    for _ in range(400):
+        y = rng.normal(0, rows, (5, 1)) + rng.normal(0, columns, (1, 32)) + rng.normal(0, 0.01, (5, 32))
+        low, high = crossed_interval(y)
+        covered += low <= 0 <= high
+        low, high = seed_interval(y.mean(1))
+        seeds_alone += low <= 0 <= high
+    assert stats.binomtest(covered, 400, 0.95, alternative="less").pvalue > 0.01
+    assert (seeds_alone < 0.9 * 400) == (columns > rows)
+
+
+def test_crossed_interval_is_never_narrower_than_that_of_the_rows():
+    same = np.array([[0.1] * 4, [0.2] * 4, [0.4] * 4])
+    assert crossed_interval(same) == pytest.approx(seed_interval([0.1, 0.2, 0.4]))
+    assert np.isnan(crossed_interval(same[:1])).all()
+    assert np.isnan(crossed_interval(same[:, :1])).all()

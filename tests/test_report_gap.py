@@ -218,7 +218,7 @@ class TestSection:
             of_c4 = file.cells[off].metrics
             higher = Metric((of_c4["nats"].value or 0) + 0.2, "nats", of_c4["nats"].n)
             file.cells[off] = Row(file.cells[off].factors, {**of_c4, "nats": higher})
-        text = section_of(data_of(tmp_path / "again", *files(), *swept, *again))
+        text = section_of(data_of(tmp_path / "again", *files(CHAIN), *swept, *again))
         assert "they add up to the whole distance by construction" in text
         row = r"(held-out text|WikiText-2|C4) \.72\d \(\S+\) \S+ \(\S+\) 1000, 1001, 1002 .*? (closes|does not close)"
         assert re.findall(row, text) == [
@@ -279,11 +279,11 @@ class TestSection:
             for i, arm in enumerate((CHAIN[0], CHAIN[3], CHAIN[-1]))
             for seed in range(3)
         ]
-        both = section_of(data_of(tmp_path / "sizes", *files(), *fewer))
+        both = section_of(data_of(tmp_path / "sizes", *files(CHAIN), *fewer))
         assert "Differences by tokens per parameter" in both
         assert "Share of the distance from SPEN to GPT-2" in both
         assert "1.9M, 1M, 8,192 .551 +.6" in both
-        two = section_of(data_of(tmp_path / "two seeds", *files(), *(file for file in fewer if file.seed < 2)))
+        two = section_of(data_of(tmp_path / "two seeds", *sweep(CHAIN), *(file for file in fewer if file.seed < 2)))
         assert "1.9M, 1M, 8,192 .551 +.6" not in two
         assert "Left out of gap_sizes at 1.9M, 1M, 8,192:" in two
         assert "seeds 0, 1: it takes 3" in two

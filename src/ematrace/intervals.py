@@ -159,6 +159,35 @@ def welch_difference_interval(a: Values, b: Values, confidence: float = 0.95) ->
     return float(low), float(high)
 
 
+def crossed_interval(values: Floats, confidence: float = 0.95) -> Interval:
+    """Student-t interval of the mean of values [a, b] that vary by row and by column, such as by seed and by text.
+
+    In y_ij = m + row_i + column_j + e_ij the mean has the variance (MS_rows + MS_columns - MS_error) / ab, with
+    Satterthwaite's degrees of freedom. Never narrower than the rows alone give; (nan, nan) for one row or one column.
+
+    >>> by_text = np.array([[0.1, 0.3, 0.2], [0.2, 0.4, 0.3]])
+    >>> tuple(round(end, 2) for end in crossed_interval(by_text))
+    (-0.39, 0.89)
+    """
+    from scipy.stats import t
+
+    _check_confidence(confidence)
+    y = np.asarray(values, np.float64)
+    a, b = y.shape
+    if a == 1 or b == 1:
+        return math.nan, math.nan
+    mean, by_row, by_column = y.mean(), y.mean(1), y.mean(0)
+    rest = y - by_row[:, None] - by_column[None, :] + mean
+    rows, columns = b * by_row.var(ddof=1), a * by_column.var(ddof=1)
+    error = (rest**2).sum() / ((a - 1) * (b - 1))
+    total, df = rows + columns - error, rows**2 / (a - 1) + columns**2 / (b - 1) + error**2 / ((a - 1) * (b - 1))
+    low, high = seed_interval(by_row, confidence)
+    if total <= rows:
+        return low, high
+    half = float(t.ppf((1 + confidence) / 2, total**2 / df)) * math.sqrt(total / (a * b))
+    return min(low, float(mean) - half), max(high, float(mean) + half)
+
+
 def fieller_interval(numerator: Values, denominator: Values, confidence: float = 0.95) -> Interval:
     """Fieller's interval of mean(numerator) / mean(denominator), where both have a value per seed.
 

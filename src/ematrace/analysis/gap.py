@@ -32,7 +32,7 @@ from ematrace.analysis.gap_design import (
 from ematrace.analysis.gap_scores import MAIN, SEEDS, Absence, GapScores, Values
 from ematrace.analysis.rates import JUMP
 from ematrace.analysis.shapley import first_and_last, occasions, shapley_value
-from ematrace.intervals import fieller_interval, holm_adjusted, mean_p_value
+from ematrace.intervals import crossed_interval, fieller_interval, holm_adjusted, mean_p_value
 from ematrace.results import Interval, Sample
 
 SMALLEST_GAP = 0.1  # nats: shares of less are not given
@@ -52,6 +52,8 @@ class Step:
     other: Sample
     p_value: float | None
     """Student's, corrected by Holm over the steps of the chain; None with fewer than two seeds."""
+    over_text: Interval | None = None
+    """95%, for other seeds and other text of the kind: the intervals of the samples are for this text."""
 
 
 @dataclass(frozen=True)
@@ -115,7 +117,19 @@ def _step(scores: GapScores, text: str, before: ArmFactors, after: ArmFactors, s
     if not np.allclose(recall + other, nats, rtol=0, atol=ADDS_UP):
         path = scores.arms[after][seeds[0]].path
         raise ValueError(f"{path}: recall and other tokens of {text!r} do not add up to all")
-    return Step(step_name(before, after), Sample(tuple(nats)), Sample(tuple(recall)), Sample(tuple(other)), None)
+    whole, on_recall, on_other = (Sample(tuple(values)) for values in (nats, recall, other))
+    over_text = _over_text(scores, text, before, after, seeds)
+    return Step(step_name(before, after), whole, on_recall, on_other, None, over_text)
+
+
+def _over_text(
+    scores: GapScores, text: str, before: ArmFactors, after: ArmFactors, seeds: Sequence[int]
+) -> Interval | None:
+    one, other = (scores.stretches(arm, text, seeds) for arm in (before, after))
+    if one is None or other is None or one.shape != other.shape or len(seeds) < 2:
+        return None
+    low, high = crossed_interval(one - other)
+    return None if math.isnan(low) else (low, high)
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,10 @@ is not is left out and named, with the reason and the experiment that would mend
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from statistics import median
@@ -26,6 +27,7 @@ EXPERIMENT, SWEEP = "gap", "gap_rates"
 TOY = "toy"
 MAIN = "2m"
 TEXTS = ("validation", "wikitext2", "c4")  # in this order, and any others after them
+STRETCH = "nats_in_stretch"
 SEEDS = 5  # of the plan, at the main size
 NOT_SWEPT = "its learning rates were not swept"
 SAME_SIZE = 0.01  # share of the parameters by which arms of matched width may differ
@@ -56,6 +58,8 @@ class Run:
     nats: Mapping[tuple[str, str], Metric]
     """By text and slice."""
     unigram: Mapping[tuple[str, str], Metric]
+    stretches: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    """By text: nats of equal parts of it, in their order."""
     rise: float = 0.0
     """How far the training loss ever rose above its lowest value before."""
 
@@ -151,6 +155,11 @@ class GapScores:
             raise ValueError(f"{run.path}: no nats of slice {part!r} of {text!r}")
         return run.nats[text, part]
 
+    def stretches(self, arm: ArmFactors, text: str, seeds: Sequence[int]) -> Values | None:
+        """Nats [seeds, stretches of the text]; None where a run does not have them."""
+        found = [self.arms[arm][seed].stretches.get(text, ()) for seed in seeds]
+        return np.array(found) if found[0] and len({len(of) for of in found}) == 1 else None
+
     def diverged(self, arm: ArmFactors) -> tuple[int, ...]:
         """Seeds on which training did."""
         return tuple(sorted(seed for seed, run in self.arms[arm].items() if run.diverged))
@@ -176,6 +185,9 @@ def _run(path: Path, cells: Sequence[StoredCell]) -> Run | None:
         return None
     scored = [c.cell for c in cells if "text" in c.cell.factors and "slice" in c.cell.factors]
     places = [((str(c.factors["text"]), str(c.factors["slice"])), c.metrics) for c in scored]
+    parts: dict[str, dict[int, float]] = defaultdict(dict)
+    for cell in (c.cell for c in cells if STRETCH in c.cell.metrics):
+        parts[str(cell.factors["text"])][int(cell.factors["stretch"])] = cell.metrics[STRETCH].value or math.nan
     of_model = [c.cell.metrics for c in cells if "parameters" in c.cell.metrics]
     trained = [(c.cell.factors.get("step"), c.cell.metrics[TRAINED].value) for c in cells if TRAINED in c.cell.metrics]
     curve = {step: nats for step, nats in trained if isinstance(step, int) and nats is not None}
@@ -188,6 +200,7 @@ def _run(path: Path, cells: Sequence[StoredCell]) -> Run | None:
         of_model[0] if of_model else {},
         {place: metrics["nats"] for place, metrics in places if "nats" in metrics},
         {place: metrics["unigram_nats"] for place, metrics in places if "unigram_nats" in metrics},
+        {text: tuple(nats[i] for i in sorted(nats)) for text, nats in parts.items()},
         largest_rise(curve) if curve else 0.0,
     )
 

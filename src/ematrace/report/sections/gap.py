@@ -111,8 +111,8 @@ def _notes(gap: GapData) -> Iterator[Content]:
 
 
 def chain_table(chain: Chain) -> DataTable:
-    heads = [f"step, on {text_name(chain.text)}", "nats", "95%", "median", "on repeated pairs"]
-    heads += ["on other tokens", "p (Holm)"]
+    heads = [f"step, on {text_name(chain.text)}", "nats", "95%", "95%, other text too", "median"]
+    heads += ["on repeated pairs", "on other tokens", "p (Holm)"]
     rows = [row for step in chain.steps for row in _step_rows(step, chain.halves)]
     rows.append([chain.whole.name, *_changes(chain.whole), ""])
     return plain_table(heads, rows, f"By how much each step lowers the loss on {text_name(chain.text)}")
@@ -127,7 +127,9 @@ def _step_rows(step: Step, halves: Sequence[Step]) -> Iterator[list[Content]]:
 
 
 def _changes(step: Step) -> tuple[str, ...]:
-    return (*_nats(step.nats), number(median(step.nats.values), 3), _mean(step.recall), _mean(step.other))
+    over_text = "–" if step.over_text is None else interval(step.over_text, 3)
+    middle = number(median(step.nats.values), 3)
+    return (*_nats(step.nats), over_text, middle, _mean(step.recall), _mean(step.other))
 
 
 def _closing(closures: Sequence[Closure], chains: Sequence[Chain]) -> Iterator[Content]:
