@@ -496,12 +496,15 @@ def test_what_would_make_us_doubt_is_said() -> None:
     [doubt] = doubts(load_scores(table(twins), "2m"), [])
     assert doubt.startswith("No prediction error changes sign where d_ff is not matched")
     assert doubts(load_scores(table({**twins, NO_ERROR_AT_FIXED_WIDTH: 4.95}), "2m"), []) == []
+    name = "the arm after “norm before the mixer”"
     noisy = load_scores(table({EMA: 5.0}, noise=0.2), "2m")
-    assert any(doubt.startswith("The seeds of ema differ by") for doubt in doubts(noisy, []))
+    assert any(
+        doubt.startswith("The seeds of the arm after “norm before the mixer” differ by") for doubt in doubts(noisy, [])
+    )
     broken = [run(EMA, seed, 5.0, 4.0, curve={1: 5.0, 2: 4.0, 3: 4.0 + 0.06 * seed}) for seed in range(2)]
     diverged, few = doubts(load_scores(make_table(*broken, *sweep((EMA,))), "2m"), [])
-    assert diverged == "The training loss rose by 0.05 nats or more on some seeds: ema (1 of 2)."
-    assert few == "Fewer seeds than the plan's 5: ema (2)."
+    assert diverged == f"The training loss rose by 0.05 nats or more on some seeds: {name} (1 of 2)."
+    assert few == f"Fewer seeds than the plan's 5: {name} (2)."
 
 
 class TestClosure:

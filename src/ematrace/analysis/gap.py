@@ -26,6 +26,7 @@ from ematrace.analysis.gap_design import (
     STEP_ENDS,
     WITHOUT_POSITIONS,
     ArmFactors,
+    arm_name,
     corner,
     step_name,
 )
@@ -285,13 +286,13 @@ def doubts(scores: GapScores, shares: Sequence[Shares]) -> list[str]:
     for arm, runs in scores.arms.items():
         nats = scores.nats(arm, text, "all", sorted(runs))
         if np.ptp(nats) > SPREAD:
-            found.append(f"The seeds of {arm.text} differ by {np.ptp(nats):.2f} nats.")
+            found.append(f"The seeds of {arm_name(arm)} differ by {np.ptp(nats):.2f} nats.")
     counts = {arm: (len(scores.diverged(arm)), len(runs)) for arm, runs in scores.arms.items()}
     counts = {arm: (len(scores.diverged(arm)), len(runs)) for arm, runs in scores.arms.items()}
-    diverged = [f"{arm.text} ({n} of {runs})" for arm, (n, runs) in counts.items() if n]
+    diverged = [f"{arm_name(arm)} ({n} of {runs})" for arm, (n, runs) in counts.items() if n]
     if diverged:
         found.append(f"The training loss rose by {JUMP:g} nats or more on some seeds: {'; '.join(diverged)}.")
-    few = [f"{arm.text} ({len(runs)})" for arm, runs in scores.arms.items() if len(runs) < SEEDS]
+    few = [f"{arm_name(arm)} ({len(runs)})" for arm, runs in scores.arms.items() if len(runs) < SEEDS]
     if few and scores.size == MAIN:
         found.append(f"Fewer seeds than the plan's {SEEDS}: {'; '.join(few)}.")
     learned, gpt2 = CHAIN[-2:]

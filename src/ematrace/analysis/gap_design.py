@@ -92,6 +92,18 @@ def step_name(before: ArmFactors, after: ArmFactors) -> str:
     return "; ".join(names)
 
 
+def arm_name(arm: ArmFactors) -> str:
+    """By its place in the chain, or by its factors.
+
+    >>> arm_name(CHAIN[0]), arm_name(CHAIN[1]), arm_name(ATTENTION)
+    ("SPEN, Algorithm 1's block", 'the arm after “load-balance loss off”', 'attention, rope')
+    """
+    if arm not in CHAIN:
+        return arm.text
+    at = CHAIN.index(arm)
+    return START if at == 0 else END if arm == CHAIN[-1] else f"the arm after “{CHANGES[at - 1].name}”"
+
+
 # Where each player of the factorial starts, and where it ends.
 PLAYERS: Mapping[str, tuple[Mapping[str, str], Mapping[str, str]]] = {
     "context": ({"context": "ema", "positions": "none"}, {"context": "attention", "positions": "rope"}),

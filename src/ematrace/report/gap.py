@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
 
@@ -270,15 +270,32 @@ def attention_name(arm: ArmFactors) -> str:
     return f"attention with {'rope' if arm == ATTENTION else 'learned positions'}"
 
 
+def recall_text(found: Mapping[str, RecallShare]) -> str:
+    """Where the gap lies, in nats: a share would be above 100% where attention is worse on the rest.
+
+    `found` has the shares of one text by definition.
+    """
+    pair, retrieval = found["pair"], found.get("retrieval")
+    text = f"{_part(pair)} on tokens that repeat a pair ({pair.tokens:.0%} of all) and {_rest(pair)} on the others"
+    if retrieval is None:
+        return text
+    with_misses = f"{_part(retrieval)} with those where a copy would have been wrong"
+    return f"{text}, or {with_misses} and {_rest(retrieval)} on the rest"
+
+
+def _part(found: RecallShare) -> str:
+    return with_interval(found.recall.part)
+
+
+def _rest(found: RecallShare) -> str:
+    pairs = zip(found.gap.values, found.recall.part.values, strict=True)
+    return with_interval(Sample(tuple(whole - part for whole, part in pairs)))
+
+
 def _mixers_sentence(recall: Sequence[RecallShare]) -> list[str]:
     """EMA against attention, everything else equal: how much of it is recall, and retrieval with its misses."""
     if not recall:
         return []
     of_first = {r.definition: r for r in recall if (r.text, r.attention) == (recall[0].text, recall[0].attention)}
-    gap = of_first["pair"]
-    where = f", {share_text(gap.recall)} of it on such tokens" if gap.recall.share is not None else ""
-    if (retrieval := of_first.get("retrieval")) is not None and retrieval.recall.share is not None:
-        where += f"; with those where a copy would have been wrong, {share_text(retrieval.recall)}"
-    change = with_interval(gap.gap, signed=True)
-    name = attention_name(gap.attention)
-    return [f"With all else equal and dense, EMA traces instead of {name} change the loss by {change} nats{where}."]
+    change, name = with_interval(of_first["pair"].gap), attention_name(recall[0].attention)
+    return [f"With all else equal and dense, EMA traces are {change} nats behind {name}: {recall_text(of_first)}."]

@@ -9,9 +9,23 @@ from ematrace.analysis.gap import Chain, Step
 from ematrace.analysis.gap_design import JOINED_NAME
 from ematrace.report.data import ReportData
 from ematrace.report.formatting import number
-from ematrace.report.gap import GapData, attention_name, seeds_text, share_text, text_name, with_interval
+from ematrace.report.gap import (
+    GapData,
+    attention_name,
+    recall_text,
+    seeds_text,
+    share_text,
+    text_name,
+    with_interval,
+)
 
 NOT_RECORDED = "What the gap between SPEN and a transformer is made of is not recorded yet."
+CLOSURES = {
+    "closes": "the chain closes",
+    "does not close": "the chain does not close",
+    "undecided": "whether the chain closes is undecided",
+    "not checked": "one seed, which checks nothing",
+}
 LEVEL = 0.05  # above this, after Holm's correction, a step is not told from 0
 
 
@@ -66,24 +80,17 @@ def _recall(gap: GapData) -> Iterator[str]:
     parts = []
     for text in gap.scores.texts:
         found = {r.definition: r for r in gap.recall if (r.text, r.attention) == (text, attention)}
-        if "pair" not in found:
-            continue
-        pair, retrieval = found["pair"], found.get("retrieval")
-        line = f"{text_name(text)} {with_interval(pair.gap)} nats"
-        if pair.recall.share is not None:
-            line += f", {share_text(pair.recall)} on repeated pairs ({pair.tokens:.0%} of tokens)"
-            if retrieval is not None and retrieval.recall.share is not None:
-                line += f" and {share_text(retrieval.recall)} with the tokens on which a copy would have been wrong"
-        parts.append(line)
-    yield f"- EMA traces behind {attention_name(attention)}, all else equal and dense: {'; '.join(parts)}."
+        if "pair" in found:
+            parts.append(f"{text_name(text)} {with_interval(found['pair'].gap)}: {recall_text(found)}")
+    yield f"- EMA traces behind {attention_name(attention)}, all else equal and dense, in nats: {'; '.join(parts)}."
 
 
 def _checks(gap: GapData) -> Iterator[str]:
     if gap.closures:
         shown = "; ".join(
-            f"{text_name(one.text)} {with_interval(one.distance)}, the chain {one.verdict}" for one in gap.closures
+            f"{text_name(one.text)} {with_interval(one.distance)}, {CLOSURES[one.verdict]}" for one in gap.closures
         )
-        yield f"- The distance measured again by other runs (seeds {_seeds(gap)}): {shown}."
+        yield f"- The distance measured again by runs of no step (seeds {_seeds(gap)}): {shown}."
     if gap.doubts:
         yield f"- Reasons to doubt: {' '.join(gap.doubts)}"
 
