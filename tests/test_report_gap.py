@@ -174,7 +174,7 @@ class TestMarkdown:
     def test_without_the_factorial_the_chains_own_attention(self, tmp_path: Path) -> None:
         data = data_of(tmp_path / "chain", *files(CHAIN))
         text = findings(data)
-        assert "- EMA traces behind attention with learned positions, all else equal and dense: held-out" in text
+        assert "- EMA traces behind attention with learned positions, all else equal and dense, in nats: held" in text
 
         verdicts = {row.id: (row.verdict, row.why or "") for row in data.rows}
         for id in (
