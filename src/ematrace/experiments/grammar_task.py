@@ -27,7 +27,6 @@ from ematrace.grammar import (
     Grammar,
     Sentence,
     draw_full_grammar_pair,
-    draw_grammar_pair,
     half_passives,
     load_grammar,
 )
@@ -70,7 +69,7 @@ SETTINGS: Mapping[str, Any] = {
 }
 
 
-PAIRS = {DRAWN: draw_full_grammar_pair, "drawn": draw_grammar_pair}
+PAIRS = {DRAWN: draw_full_grammar_pair}
 
 
 def drawn_grid(scale: str, draws: int) -> Iterable[Point]:

@@ -125,8 +125,8 @@ def make_plan(request: Request) -> Plan:
 
     >>> from pathlib import Path
     >>> plan = make_plan(Request(("position",), seeds=3, jobs=1, out=Path("nowhere")))
-    >>> [unit.label for unit in plan.to_run]
-    ['position, seed 0', 'position, seed 1', 'position, seed 2']
+    >>> [(unit.experiment, unit.seed) for unit in plan.to_run]
+    [('position', 0), ('position', 1), ('position', 2)]
     """
     request.check()
     if request.engine == "ray":

@@ -188,8 +188,7 @@ SECTIONS = (
         "robustness",
         "Robustness over drawn grammars",
         "The same directions on randomly drawn grammars. A direction holds in a draw if it holds at point estimates. "
-        "Fully drawn grammars differ in word order, templates, class sizes, words and shares, and have one k; those "
-        "called drawn have the default templates and words, and a k of their own.",
+        "They differ in word order, templates, class sizes, words and shares, and have one k.",
         (),
         robustness.robustness,
     ),

@@ -141,6 +141,7 @@ def dimension(data: ReportData) -> Sequence[Content | None]:
 def ablations(data: ReportData) -> Sequence[Content | None]:
     variants = {
         "full": "full (L0 + traces)",
+        "activation": "activation of L0",
         "forward_only": "forward only",
         "backward_only": "backward only",
         "fast_only": "fast traces only",
@@ -151,7 +152,8 @@ def ablations(data: ReportData) -> Sequence[Content | None]:
     numbers = sorted(data.table.values_of("ablations", "level"), key=str)
     levels = [Header(f"traces of L{n}", "ablations", where={"level": n}, group=1) for n in numbers]
     parts = rows_by("ablations", "variant", variants)
-    parts += other_rows(data, "ablations", [*parts, *levels])
+    same = rows_by("ablations", "variant", {"traces": "the traces of L0"})
+    parts += other_rows(data, "ablations", [*parts, *same, *levels])
     rows = [*parts, *levels, *main_control(2)]
     return [
         accuracy_chart(data, rows, "what is left of the network, and by level"),
