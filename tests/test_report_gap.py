@@ -20,7 +20,7 @@ from ematrace.report.charts import Box, Fall, Mark, RowChart, waterfall_chart
 from ematrace.report.data import ReportData
 from ematrace.report.findings import gap_finding
 from ematrace.report.gap import GapData
-from ematrace.report.gap_findings import NOT_RECORDED, chain_rows, findings
+from ematrace.report.gap_findings import NOT_RECORDED, chain_rows, details, findings
 from ematrace.report.gap_terminal import chain_view
 from ematrace.report.page import render_report
 from ematrace.report.sections.gap import gap_parts
@@ -157,24 +157,28 @@ class TestFinding:
 
 class TestMarkdown:
     def test_findings_are_those_of_the_cells(self, data: ReportData) -> None:
-        lines = findings(data).splitlines()
+        distance, table, mixers = findings(data).split("\n\n")
         start, end = (0.8 * nats_of(arm) + 0.2 * recall_of(arm) for arm in (CHAIN[0], CHAIN[-1]))
-        assert f"the loss falls by .{100 * (start - end):.0f} nats** on held-out text" in lines[0]
-        assert "Only 3 seeds, where the plan has 5." in lines[0]
-        steps = [line for line in lines if re.match(r"  \d\. ", line)]
-        assert [step.split(": ")[0][5:] for step in steps] == [step_name(*ends) for ends in pairwise(STEP_ENDS)]
-        dense = re.match(r"  3\. all units, not 6%: (\S+) \(", steps[2])
-        assert dense is not None
-        assert float(dense[1]) == pytest.approx(0.4, abs=0.003)
-        nothing = re.search(r"context into the residual: (\S+) \(", findings(data))
-        assert nothing is not None
-        assert abs(float(nothing[1].replace("−", "-"))) < 0.003
-        assert any(line.startswith("- EMA traces behind attention with rope") for line in lines)
+        assert f"the loss falls by .{100 * (start - end):.0f} nats (from" in distance
+        assert "Only 3 seeds, where the plan has 5." in distance
+        rows = [line.strip("| ").split(" | ") for line in table.splitlines()[2:]]
+        names = [*(step_name(*ends) for ends in pairwise(STEP_ENDS)), "the whole distance"]
+        assert [row[0] for row in rows] == names
+        nats = {row[0]: float(row[1].split(" ")[0].replace("−", "-")) for row in rows}
+        assert nats["all units, not 6%"] == pytest.approx(0.4, abs=0.003)
+        assert abs(nats["context into the residual"]) < 0.003
+        assert "nats behind attention with rope" in mixers
+
+    def test_details_name_checks_and_every_text(self, data: ReportData) -> None:
+        text = details(data)
+        for name in ("held-out text", "WikiText-2", "C4"):
+            assert f"- EMA traces on {name}, all else equal and dense: " in text
+        assert text.count("(seeds 1000) are ") == text.count("one seed, which checks nothing") == 3
+        assert "- Reasons to doubt: " in text
 
     def test_without_the_factorial_the_chains_own_attention(self, tmp_path: Path) -> None:
         data = data_of(tmp_path / "chain", *files(CHAIN))
-        text = findings(data)
-        assert "- EMA traces behind attention with learned positions, all else equal and dense, in nats: held" in text
+        assert "nats behind attention with learned positions: " in findings(data)
 
         verdicts = {row.id: (row.verdict, row.why or "") for row in data.rows}
         for id in (
@@ -195,12 +199,13 @@ class TestMarkdown:
         made = [file for file in files(CHAIN) if not (file.factors["ffn"] == "topk_masked" and file.seed == 1)]
         text = findings(data_of(tmp_path / "partial", *made))
         assert "topk_masked, residual ffn, norm algorithm1: it lacks seed 1, which the others have." in text
-        assert "  2. true gradient of the top-k, not straight-through; all units, not 6%: " in text
+        assert "| true gradient of the top-k, not straight-through; all units, not 6% | " in text
 
     def test_nothing_of_toys_and_nothing_of_nothing(self, tmp_path: Path) -> None:
         for name, made in {"toy": files((*CHAIN, ATTENTION), size="toy"), "none": []}.items():
             data = data_of(tmp_path / name, *made)
-            assert findings(data) == f"- {NOT_RECORDED}\n"
+            assert findings(data) == f"{NOT_RECORDED}\n"
+            assert details(data) == f"- {NOT_RECORDED}\n"
             assert chain_rows(data) is None
 
     def test_the_table_has_every_step_on_every_text(self, data: ReportData) -> None:

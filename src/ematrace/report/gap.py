@@ -275,12 +275,15 @@ def recall_text(found: Mapping[str, RecallShare]) -> str:
 
     `found` has the shares of one text by definition.
     """
-    pair, retrieval = found["pair"], found.get("retrieval")
-    text = f"{_part(pair)} on tokens that repeat a pair ({pair.tokens:.0%} of all) and {_rest(pair)} on the others"
+    text, retrieval = pair_text(found["pair"]), found.get("retrieval")
     if retrieval is None:
         return text
     with_misses = f"{_part(retrieval)} with those where a copy would have been wrong"
     return f"{text}, or {with_misses} and {_rest(retrieval)} on the rest"
+
+
+def pair_text(pair: RecallShare) -> str:
+    return f"{_part(pair)} on tokens that repeat a pair ({pair.tokens:.0%} of all) and {_rest(pair)} on the others"
 
 
 def _part(found: RecallShare) -> str:
