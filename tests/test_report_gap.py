@@ -159,7 +159,7 @@ class TestMarkdown:
     def test_findings_are_those_of_the_cells(self, data: ReportData) -> None:
         distance, table, mixers = findings(data).split("\n\n")
         start, end = (0.8 * nats_of(arm) + 0.2 * recall_of(arm) for arm in (CHAIN[0], CHAIN[-1]))
-        assert f"the loss falls by .{100 * (start - end):.0f} nats (from" in distance
+        assert f"SPEN's block is {math.exp(start - end):.2f}, " in distance
         assert "Only 3 seeds, where the plan has 5." in distance
         rows = [line.strip("| ").split(" | ") for line in table.splitlines()[2:]]
         names = [*(step_name(*ends) for ends in pairwise(STEP_ENDS)), "the whole distance"]
@@ -167,12 +167,16 @@ class TestMarkdown:
         nats = {row[0]: float(row[1].split(" ")[0].replace("−", "-")) for row in rows}
         assert nats["all units, not 6%"] == pytest.approx(0.4, abs=0.003)
         assert abs(nats["context into the residual"]) < 0.003
+        ratio = nats["true gradient of the top-k, not straight-through"] + nats["load-balance loss off"]
+        said = re.search(r"straight-through gradient of the top-k, (\d+)%", distance)
+        assert said is not None
+        assert int(said[1]) == pytest.approx(100 * ratio / nats["the whole distance"], abs=0.6)
         assert "nats behind attention with rope" in mixers
 
     def test_details_name_checks_and_every_text(self, data: ReportData) -> None:
         text = details(data)
         for name in ("held-out text", "WikiText-2", "C4"):
-            assert f"- EMA traces on {name}, all else equal and dense: " in text
+            assert f"- EMA traces on {name}, with a dense layer and as many parameters: " in text
         assert text.count("(seeds 1000) are ") == text.count("one seed, which checks nothing") == 3
         assert "- Reasons to doubt: " in text
 

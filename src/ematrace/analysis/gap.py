@@ -6,6 +6,7 @@ Every difference is taken on the same seeds, seed by seed: positive means that t
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -279,7 +280,7 @@ def build_recall(
     return RecallShare(text, definition, attention, Sample(tuple(gap)), ratio(recalled, gap), share, nats, seeds)
 
 
-def doubts(scores: GapScores, shares: Sequence[Shares]) -> list[str]:
+def doubts(scores: GapScores, shares: Sequence[Shares], chains: Sequence[Chain] = ()) -> list[str]:
     """What the plan says would make us doubt our own result, where it is so."""
     found = []
     text = scores.texts[0]
@@ -287,7 +288,6 @@ def doubts(scores: GapScores, shares: Sequence[Shares]) -> list[str]:
         nats = scores.nats(arm, text, "all", sorted(runs))
         if np.ptp(nats) > SPREAD:
             found.append(f"The seeds of {arm_name(arm)} differ by {np.ptp(nats):.2f} nats.")
-    counts = {arm: (len(scores.diverged(arm)), len(runs)) for arm, runs in scores.arms.items()}
     counts = {arm: (len(scores.diverged(arm)), len(runs)) for arm, runs in scores.arms.items()}
     diverged = [f"{arm_name(arm)} ({n} of {runs})" for arm, (n, runs) in counts.items() if n]
     if diverged:
@@ -307,7 +307,17 @@ def doubts(scores: GapScores, shares: Sequence[Shares]) -> list[str]:
         for player in PLAYERS
         if one.players[player].part.mean * other.players[player].part.mean < 0
     ]
-    return found + _width_doubts(scores, text)
+    return found + _sign_doubts(chains) + _width_doubts(scores, text)
+
+
+def _sign_doubts(chains: Sequence[Chain]) -> list[str]:
+    """Steps that lower the loss on one text and raise it on another, each with an interval that excludes zero."""
+    signs: dict[str, set[bool]] = defaultdict(set)
+    for chain in chains:
+        for step in chain.steps:
+            if (ends := step.nats.interval) is not None and ends[0] * ends[1] > 0:
+                signs[step.name].add(ends[0] > 0)
+    return [f"The step “{name}” changes sign between texts." for name, seen in signs.items() if len(seen) > 1]
 
 
 # Steps that also change the feed-forward layer's width: with parameters matched, and with SPEN's width on both sides.

@@ -87,7 +87,7 @@ class GapData:
 
     @cached_property
     def doubts(self) -> list[str]:
-        return doubts(self.scores, self.shares) if self.scores.texts else []
+        return doubts(self.scores, self.shares, self.chains) if self.scores.texts else []
 
     @property
     def outcome(self) -> Outcome | None:
@@ -301,4 +301,6 @@ def _mixers_sentence(recall: Sequence[RecallShare]) -> list[str]:
         return []
     of_first = {r.definition: r for r in recall if (r.text, r.attention) == (recall[0].text, recall[0].attention)}
     change, name = with_interval(of_first["pair"].gap), attention_name(recall[0].attention)
-    return [f"With all else equal and dense, EMA traces are {change} nats behind {name}: {recall_text(of_first)}."]
+    return [
+        f"With a dense layer and as many parameters, EMA traces are {change} nats behind {name}: {recall_text(of_first)}."
+    ]

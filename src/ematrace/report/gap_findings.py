@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
 
-from ematrace.analysis.gap import Chain, RecallShare, Step
+from ematrace.analysis.gap import SPREAD, Chain, RecallShare, Step
+from ematrace.analysis.gap_design import STEP_ENDS, step_name
 from ematrace.report.data import ReportData
 from ematrace.report.formatting import number
 from ematrace.report.gap import (
+    PAPERS_GAP,
     GapData,
     attention_name,
-    pair_text,
     recall_text,
     seeds_text,
     share_text,
@@ -19,10 +22,15 @@ from ematrace.report.gap import (
 )
 
 NOT_RECORDED = "What the gap between SPEN and a transformer is made of is not recorded yet."
+PARTS = {
+    "the load-balance loss and the straight-through gradient of the top-k": (0, 2),
+    "traces in place of attention with learned positions": (6, 7),
+}
+"""Steps of the chain by their place."""
 CLOSURES = {
-    "closes": "within the margin",
+    "closes": f"within the margin of {SPREAD:g}",
     "does not close": "they differ",
-    "undecided": "too few seeds to say within the margin",
+    "undecided": f"with these seeds it is not decided whether they agree within {SPREAD:g}",
     "not checked": "one seed, which checks nothing",
 }
 
@@ -44,15 +52,34 @@ def details(data: ReportData) -> str:
 
 
 def _distance(gap: GapData) -> str:
+    """How far apart the two blocks are, and what of it two parts are, on every text."""
+    texts = [text_name(chain.text) for chain in gap.chains]
+    worse = [f"{number(math.exp(chain.whole.nats.mean), 2)}" for chain in gap.chains]
     chain = gap.chains[0]
-    whole = chain.whole.nats
-    change = f"{'falls' if whole.mean > 0 else 'rises'} by {number(abs(whole.mean), 2)} nats"
-    ends = f"from {number(chain.start.mean, 2)} to {number(chain.end.mean, 2)}"
+    parts = [
+        f"{what}, {_together([_share(c, ends) for c in gap.chains])}"
+        for what, ends in PARTS.items()
+        if all(_share(c, ends) is not None for c in gap.chains)
+    ]
+    of_it = f" Of this distance in nats, in this order of changes: {'; '.join(parts)}." if parts else ""
     return (
-        f"From SPEN's block to GPT-2's the loss {change} ({ends} on {text_name(chain.text)}; {gap.size}; "
-        "as many parameters and the same tokens in every arm, each at its own swept learning rate). "
-        f"{seeds_text(chain)} One change at a time:"
+        f"At {gap.parameters} (the paper's SPEN has 130M) SPEN's block is {_together(worse)} times worse than GPT-2's in "
+        f"perplexity on {_together(texts)}, where the paper has {PAPERS_GAP}.{of_it} "
+        f"{seeds_text(chain)} Every arm has {gap.size}, the same text and its own swept learning rate. "
+        f"One change at a time, on {text_name(chain.text)}:"
     )
+
+
+def _share(chain: Chain, ends: tuple[int, int]) -> str | None:
+    """What the changes between two arms of the chain are of the whole; None where one of the arms is missing."""
+    names = [step_name(*pair) for pair in pairwise(STEP_ENDS)][slice(*ends)]
+    found = [step.nats.mean for step in chain.steps if step.name in names]
+    return f"{math.fsum(found) / chain.whole.nats.mean:.0%}" if len(found) == len(names) else None
+
+
+def _together(words: Sequence[str | None]) -> str:
+    *most, last = map(str, words)
+    return f"{', '.join(most)} and {last}" if most else last
 
 
 def _steps(chain: Chain) -> str:
@@ -78,11 +105,12 @@ def _mixers(gap: GapData) -> Iterator[str]:
     if not by_text:
         return
     first, *others = by_text
-    found = by_text[first]["pair"]
+    found = by_text[first]
+    pair = found["pair"]
     elsewhere = "; ".join(f"{text_name(text)} {with_interval(by_text[text]['pair'].gap)}" for text in others)
     yield (
-        f"With all else equal and dense, EMA traces are {with_interval(found.gap)} nats behind "
-        f"{attention_name(found.attention)}: {pair_text(found)}{f' ({elsewhere} in all)' if elsewhere else ''}."
+        f"With a dense layer and as many parameters, EMA traces are {with_interval(pair.gap)} nats behind "
+        f"{attention_name(pair.attention)}: {recall_text(found)}{f'. In all: {elsewhere}' if elsewhere else ''}."
     )
 
 
@@ -108,15 +136,15 @@ def _recall(gap: GapData) -> Iterator[str]:
     for text, found in _recall_by_text(gap):
         if pair := found.get("pair"):
             behind = f"{with_interval(pair.gap)} nats behind {attention_name(pair.attention)}"
-            yield f"- EMA traces on {text_name(text)}, all else equal and dense: {behind}: {recall_text(found)}."
+            yield f"- EMA traces on {text_name(text)}, with a dense layer and as many parameters: {behind}: {recall_text(found)}."
 
 
 def _checks(gap: GapData) -> Iterator[str]:
     for one in gap.closures:
         yield (
             f"- Does the chain close on {text_name(one.text)}? Its steps add up to {number(one.steps.mean, 3)}; runs "
-            f"of no step (seeds {', '.join(map(str, one.seeds))}) are {with_interval(one.distance)} apart: "
-            f"{CLOSURES[one.verdict]}."
+            f"of no step (seeds {', '.join(map(str, one.seeds))}) put the two blocks {with_interval(one.distance)} apart, "
+            f"which differs by {number(abs(one.difference), 3)}: {CLOSURES[one.verdict]}."
         )
     if gap.doubts:
         yield f"- Reasons to doubt: {' '.join(gap.doubts)}"
