@@ -177,7 +177,7 @@ class TestMarkdown:
         text = details(data)
         for name in ("held-out text", "WikiText-2", "C4"):
             assert f"- EMA traces on {name}, with a dense layer and as many parameters: " in text
-        assert text.count("(seeds 1000) are ") == text.count("one seed, which checks nothing") == 3
+        assert text.count("(seeds 1000) put ") == text.count("one seed, which checks nothing") == 3
         assert "- Reasons to doubt: " in text
 
     def test_without_the_factorial_the_chains_own_attention(self, tmp_path: Path) -> None:

@@ -301,6 +301,5 @@ def _mixers_sentence(recall: Sequence[RecallShare]) -> list[str]:
         return []
     of_first = {r.definition: r for r in recall if (r.text, r.attention) == (recall[0].text, recall[0].attention)}
     change, name = with_interval(of_first["pair"].gap), attention_name(recall[0].attention)
-    return [
-        f"With a dense layer and as many parameters, EMA traces are {change} nats behind {name}: {recall_text(of_first)}."
-    ]
+    where = recall_text(of_first)
+    return [f"With a dense layer and as many parameters, EMA traces are {change} nats behind {name}: {where}."]

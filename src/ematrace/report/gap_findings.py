@@ -63,8 +63,8 @@ def _distance(gap: GapData) -> str:
     ]
     of_it = f" Of this distance in nats, in this order of changes: {'; '.join(parts)}." if parts else ""
     return (
-        f"At {gap.parameters} (the paper's SPEN has 130M) SPEN's block is {_together(worse)} times worse than GPT-2's in "
-        f"perplexity on {_together(texts)}, where the paper has {PAPERS_GAP}.{of_it} "
+        f"At {gap.parameters} (the paper's SPEN has 130M) SPEN's block is {_together(worse)} times worse than GPT-2's "
+        f"in perplexity on {_together(texts)}, where the paper has {PAPERS_GAP}.{of_it} "
         f"{seeds_text(chain)} Every arm has {gap.size}, the same text and its own swept learning rate. "
         f"One change at a time, on {text_name(chain.text)}:"
     )
@@ -136,15 +136,17 @@ def _recall(gap: GapData) -> Iterator[str]:
     for text, found in _recall_by_text(gap):
         if pair := found.get("pair"):
             behind = f"{with_interval(pair.gap)} nats behind {attention_name(pair.attention)}"
-            yield f"- EMA traces on {text_name(text)}, with a dense layer and as many parameters: {behind}: {recall_text(found)}."
+            arms = f"EMA traces on {text_name(text)}, with a dense layer and as many parameters"
+            yield f"- {arms}: {behind}: {recall_text(found)}."
 
 
 def _checks(gap: GapData) -> Iterator[str]:
     for one in gap.closures:
+        seeds = ", ".join(map(str, one.seeds))
         yield (
             f"- Does the chain close on {text_name(one.text)}? Its steps add up to {number(one.steps.mean, 3)}; runs "
-            f"of no step (seeds {', '.join(map(str, one.seeds))}) put the two blocks {with_interval(one.distance)} apart, "
-            f"which differs by {number(abs(one.difference), 3)}: {CLOSURES[one.verdict]}."
+            f"of no step (seeds {seeds}) put the two blocks {with_interval(one.distance)} apart, which differs by "
+            f"{number(abs(one.difference), 3)}: {CLOSURES[one.verdict]}."
         )
     if gap.doubts:
         yield f"- Reasons to doubt: {' '.join(gap.doubts)}"
