@@ -567,14 +567,6 @@ def test_a_grammar_with_half_passives_is_told_apart():
         grammar_task(Context(seed=3, settings=settings), grammar="thirds")
 
 
-def test_settings_without_a_network_are_of_the_locked_one():
-    """As recorded before there was another, whatever the default is by now."""
-    without = {name: value for name, value in SETTINGS["spcn"].items() if name != "network"}
-    old = grammar_task(Context(seed=0, settings={**SETTINGS, "spcn": without}))
-    new = grammar_task(Context(seed=0, settings=merged(SETTINGS, {"spcn": {"network": "described"}})))
-    assert (old.spcn_settings["network"], new.spcn_settings["network"]) == ("locked", "described")
-
-
 def test_networks_measures_states_and_the_claims_of_both_networks(task):
     experiment = EXPERIMENTS["networks"]
     points = experiment.points("cpu", 1)

@@ -33,7 +33,6 @@ from ematrace.grammar import (
 from ematrace.probes import GramMatrix, Readout, ReadoutBank, Scores, score_roles
 from ematrace.results import Metric, Row
 from ematrace.spcn import SPCN
-from ematrace.spcn.settings import FIRST_NETWORK
 
 Floats = npt.NDArray[np.floating]
 Codes = npt.NDArray[np.intp]
@@ -63,7 +62,6 @@ SETTINGS: Mapping[str, Any] = {
         name: list(value) if isinstance(value, tuple) else value
         for name, value in SPCN().get_params().items()
         if name not in NOT_SETTINGS
-        and (name, value) != ("network", FIRST_NETWORK)  # as in files from before it existed
     },
     "ridge_lambda": 0.01,  # the paper's
 }
@@ -121,7 +119,6 @@ def grammar_experiment(
 def grammar_task(ctx: Context, grammar: str = GRAMMAR, k: float | None = None) -> GrammarTask:
     """The task of this seed, which experiments of one group share."""
     spcn = {name: tuple(v) if isinstance(v, list) else v for name, v in ctx.settings["spcn"].items()}
-    spcn.setdefault("network", FIRST_NETWORK)
     if k is not None:
         spcn["k"] = k
     sizes = Sizes(**ctx.settings["sentences"])

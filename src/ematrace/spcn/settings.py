@@ -18,7 +18,7 @@ PAPER_RATES = (0.5, 0.2, 0.1, 0.05)
 NETWORKS = ("described", "locked")
 DEFAULT_NETWORK = "described"
 FIRST_NETWORK = "locked"
-"""Of models and results that were stored before the setting existed."""
+"""Of models that were stored before the setting existed."""
 _CHOICES = {
     "network": NETWORKS,
     "directions": ("both", *DIRECTIONS),
