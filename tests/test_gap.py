@@ -189,13 +189,14 @@ def test_only_settled_rates_are_chosen() -> None:
         assert chosen_rate("gap_rates", sweep.factors) == (sweep.best if sweep.obstacle is None else None)
 
 
-def test_what_is_repeated_are_the_best_three_rates() -> None:
+def test_what_is_repeated_has_the_best_three_rates() -> None:
+    """By all seeds: a rate that was best on one seed alone may have been repeated, too."""
     recorded = [read_file(path) for path in (Path(__file__).parent.parent / "results" / "gap_rates").glob("*.json")]
-    found = {arm_key(s.factors): s for s in sweeps_of(c for file in recorded for c in file.unpack() if c.seed == 1000)}
+    found = {arm_key(s.factors): s for s in sweeps_of(c for file in recorded for c in file.unpack())}
     for arm, rates in gap_rates.REPEATED.items():
         sweep = found[arm_key({**asdict(arm), "size": "2m"})]
-        assert sweep.jumps
-        assert sorted(sweep.best_three) == sorted(rates)
+        assert set(sweep.best_three) <= set(rates)
+        assert all(len(sweep.curve[rate]) == 1 + len(gap_rates.MORE_SEEDS) for rate in rates)
 
 
 def test_other_settings_are_no_part_of_a_sweep() -> None:
