@@ -190,12 +190,14 @@ def test_only_settled_rates_are_chosen() -> None:
 
 
 def test_what_is_repeated_has_the_best_three_rates() -> None:
-    """By all seeds: a rate that was best on one seed alone may have been repeated, too."""
+    """Wherever one seed says too little; a rate that was best on one seed alone may have been repeated, too."""
     recorded = [read_file(path) for path in (Path(__file__).parent.parent / "results" / "gap_rates").glob("*.json")]
     found = {arm_key(s.factors): s for s in sweeps_of(c for file in recorded for c in file.unpack())}
+    swept = {arm: found[arm_key({**asdict(arm), "size": "2m"})] for arm in gap_rates.REPEATED}
+    assert sum(sweep.jumps for sweep in swept.values()) > 1
     for arm, rates in gap_rates.REPEATED.items():
-        sweep = found[arm_key({**asdict(arm), "size": "2m"})]
-        assert set(sweep.best_three) <= set(rates)
+        sweep = swept[arm]
+        assert not sweep.jumps or set(sweep.best_three) <= set(rates)
         assert all(len(sweep.curve[rate]) == 1 + len(gap_rates.MORE_SEEDS) for rate in rates)
 
 
