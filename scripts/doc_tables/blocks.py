@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from ematrace.intervals import paired_difference_interval
 from ematrace.report.data import ReportData
@@ -100,6 +100,22 @@ def difference(one: Selection | None, other: Selection | None) -> str:
     if pairs is None:
         return NOT_RECORDED
     mean = math.fsum(pairs[0]) / len(pairs[0]) - math.fsum(pairs[1]) / len(pairs[1])
+    return with_interval(mean, paired_difference_interval(*pairs))
+
+
+def drawn_values(data: ReportData, experiment: str, metric: str, where: Factors) -> dict[int, float]:
+    """By drawn grammar, one network on each."""
+    found = {draw: select(cells, experiment, metric, where) for draw, cells in data.draws.items()}
+    return {draw: one.sample.mean for draw, one in found.items() if one is not None}
+
+
+def drawn_difference(one: Mapping[int, float], other: Mapping[int, float]) -> str:
+    """The first minus the second over the grammars that both have, with the 95% interval."""
+    both = sorted(one.keys() & other.keys())
+    if len(both) < 2:
+        return NOT_RECORDED
+    pairs = [one[draw] for draw in both], [other[draw] for draw in both]
+    mean = math.fsum(pairs[0]) / len(both) - math.fsum(pairs[1]) / len(both)
     return with_interval(mean, paired_difference_interval(*pairs))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from doc_tables.blocks import ACCURACIES, markdown, mean, select, table
+from doc_tables.blocks import ACCURACIES, drawn_difference, drawn_values, markdown, mean, select, table
 from doc_tables.small_scale import SPCN
 from ematrace.report.data import ReportData
 from ematrace.report.formatting import number
@@ -17,6 +17,7 @@ SAID = {
     "undecided": "{n} undecided",
     "answered: yes": "{n} answered yes",
     "answered: no": "{n} answered no",
+    "answered: mixed": "{n} answered in part",
     "not testable here": "{n} not testable here",
     "open": "{n} open",
 }
@@ -29,27 +30,36 @@ def roles(data: ReportData, _: str) -> str:
         ("SPCN: activation and traces", *SPCN),
         ("the same network, nothing learned", "controls", {"features": "no_feedback"}),
         ("EMA of one-hot words, no network", "controls", {"features": "ema_onehot"}),
+        ("one-hot window of three words on each side", "controls", {"features": "window3"}),
         ("BiGRU, trained on labels", "supervised", {"unseen": "untrained"}),
     )
     heads = ("roles are read from", "within the grammar", "on unseen words", "deep roles")
-    return markdown(
+    table = markdown(
         heads,
         ((label, *(mean(data.table, name, metric, where) for metric in ACCURACIES)) for label, name, where in read),
     )
+    words: Factors = {"features": "ema_onehot"}
+    ahead = [
+        drawn_difference(drawn_values(data, SPCN[0], m, SPCN[1]), drawn_values(data, "controls", m, words))
+        for m in ACCURACIES
+    ]
+    return f"{table}\nOn drawn grammars SPCN minus that EMA is {', '.join(ahead)} (means and 95% over grammars).\n"
 
 
 @table("readme-nouns", "lag_decoding")
 def nouns(data: ReportData, _: str) -> str:
     """At one, two and three words back."""
 
-    def at(**where: str) -> list[str]:
-        found = [select(data.table, "lag_decoding", "noun_accuracy", {**where, "lag": lag}) for lag in (1, 2, 3)]
-        return ["–" if one is None else number(one.sample.mean) for one in found]
+    def at(metric: str, **where: str) -> str:
+        found = [select(data.table, "lag_decoding", metric, {**where, "lag": lag}) for lag in (1, 2, 3)]
+        return ", ".join("–" if one is None else number(one.sample.mean) for one in found)
 
-    read, guessed = at(reader="probe", trace="slow"), at(reader="role")
+    read, guessed = at("noun_accuracy", reader="probe", trace="slow"), at("noun_accuracy", reader="role")
+    untold = at("noun_among_words_accuracy", reader="probe", trace="slow")
     return (
         "A linear probe of the slow trace that is told where a noun stood, one, two or three words back, names it in "
-        f"{', '.join(read)} of cases; a guess that knows its role, in {', '.join(guessed)} (C18).\n"
+        f"{read} of cases; one that is not told and chooses among all words, in {untold}; a guess that knows the "
+        f"noun's role, in {guessed} (C18).\n"
     )
 
 
@@ -59,14 +69,19 @@ def counts(data: ReportData, _: str) -> str:
     found: dict[bool, Counter[str]] = {True: Counter(), False: Counter()}
     for row in data.rows:
         found[data.claims[row.id].part == "small"][row.verdict] += 1
+    least = min((row.n_seeds or 0 for row in data.rows if data.claims[row.id].part == "small"), default=0)
     small, large = (_listed(found[part]) for part in (True, False))
     drawn = max((row.robustness.all.conditions for row in data.rows if row.robustness), default=0)
-    on_drawn = f" and {drawn} grammars drawn at random" if drawn else ""
+    tried = sum(row.robustness is not None for row in data.rows)
+    on_drawn = f" ({tried} of them also on {drawn} grammars drawn at random, one network each)" if drawn else ""
+    seeds = f"over {least} model seeds or more"
     return (
-        f"Of the paper's {found[True].total()} small-scale claims, over 20 model seeds or more{on_drawn}: **{small}.** "
+        f"Of the paper's {found[True].total()} small-scale claims, {seeds}{on_drawn}: **{small}.** "
         f"Of the {found[False].total()} about language models and future work: **{large}.**\n"
     )
 
 
 def _listed(verdicts: Counter[str]) -> str:
+    if unknown := verdicts.keys() - SAID.keys():
+        raise ValueError(f"no words for the verdict {', '.join(sorted(unknown))}")
     return ", ".join(text.format(n=verdicts[name]) for name, text in SAID.items() if verdicts[name])

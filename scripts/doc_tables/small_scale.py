@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from statistics import fmean
+
 from doc_tables.blocks import (
     ACCURACIES,
     NOT_RECORDED,
     ROLES,
     cells_of,
     difference,
+    drawn_difference,
+    drawn_values,
     markdown,
     mean,
     means,
@@ -19,7 +23,7 @@ from doc_tables.blocks import (
 from ematrace.analysis.equivalence import MARGIN, compare_by_k
 from ematrace.ledger import Claim, LedgerRow
 from ematrace.report.data import ReportData
-from ematrace.report.formatting import number
+from ematrace.report.formatting import number, plural
 from ematrace.report.verdicts import LETTERS, checks_line, ours_lines, short_names
 from ematrace.results import Factors, Selector
 
@@ -93,14 +97,14 @@ def on_drawn(row: LedgerRow, claim: Claim) -> str:
 
 @table("verdicts-changed")
 def changed_verdicts(data: ReportData, block: str) -> str:
-    """The last column is written by hand and kept."""
-    causes = {cells[0].split()[0]: cells[-1] for cells in cells_of(block)}
+    """The last column is written by hand, and kept as long as the verdict is the same."""
+    causes = {(cells[0].split()[0], cells[-2]): cells[-1] for cells in cells_of(block)}
     rows = []
     for row, claim in small_rows(data):
         if row.verdict == BEFORE[row.id]:
             continue
         waits = any(check.missing for check in row.checks)
-        written = causes.get(row.id, "")
+        written = causes.get((row.id, row.verdict), "")
         if written in ("", NOT_RECORDED, TO_BE_WRITTEN):
             written = NOT_RECORDED if waits else TO_BE_WRITTEN
         rows.append((f"{row.id} {claim.title}", BEFORE[row.id], row.verdict, written))
@@ -127,7 +131,29 @@ def controls(data: ReportData, _: str) -> str:
         less = [difference(full[m], found[m]) for m in ACCURACIES] if (experiment, where) != SPCN else ["–"] * 3
         seeds = seeds_of(found.values()).removesuffix(".").split()[0] if any(found.values()) else "–"
         lines.append((label, means(data.table, experiment, ACCURACIES, where), *less, seeds))
-    return markdown(("features", "W/T/D", "SPCN minus these: W", "T", "D", "seeds"), lines)
+    table = markdown(("features", "W/T/D", "SPCN minus these: W", "T", "D", "seeds"), lines)
+    novel = means(data.table, SPCN[0], ("within_novel", "deep_novel"), SPCN[1], " and ")
+    return f"{table}\nOn test sentences that are none of the training sentences SPCN has W and D of {novel}.\n"
+
+
+@table("controls-drawn", "trace_probe", "controls", "ablations")
+def drawn_controls(data: ReportData, _: str) -> str:
+    """One network on each drawn grammar."""
+    rows: tuple[tuple[str, str, Factors], ...] = (
+        ("nothing learned (W_fb = 0)", "controls", {"features": "no_feedback"}),
+        ("without SPA", "ablations", {"variant": "no_spa"}),
+        ("EMA of one-hot words and the word itself, no network", "controls", {"features": "ema_onehot"}),
+        ("the same, content words merged to one symbol", "controls", {"features": "ema_merged"}),
+        ("one-hot window of ±3 words", "controls", {"features": "window3"}),
+    )
+    full = {metric: drawn_values(data, SPCN[0], metric, SPCN[1]) for metric in ACCURACIES}
+    lines = [
+        (label, *(drawn_difference(full[m], drawn_values(data, experiment, m, where)) for m in ACCURACIES))
+        for label, experiment, where in rows
+    ]
+    found = "/".join(number(fmean(values.values())) for values in full.values() if values)
+    table = markdown(("SPCN minus", "W", "T", "D"), lines)
+    return f"{table}\nSPCN has {found or NOT_RECORDED} there; {plural(len(full['within']), 'grammar')}.\n"
 
 
 @table("bigru", "trace_probe", "supervised")

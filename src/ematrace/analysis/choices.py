@@ -57,8 +57,8 @@ def change_of(table: Table, choice: str, selector: Selector) -> Change | None:
     changed, default = (_mean(table, under_choice(selector, name)) for name in (choice, DEFAULT))
     if changed is None or default is None:
         return None
-    own = table.sample(selector)
-    sd = math.nan if own is None else own.sd
+    own = table.find(selector)
+    sd = math.nan if own is None else own.sample.sd
     return Change(changed, changed - default, SCATTER * sd)
 
 
@@ -74,5 +74,5 @@ def failing(table: Table, choice: str, comparisons: Iterable[Comparison]) -> lis
 
 
 def _mean(table: Table, selector: Selector | None) -> float | None:
-    sample = None if selector is None else table.sample(selector)
-    return sample.mean if sample is not None and sample.known else None
+    found = None if selector is None else table.find(selector)
+    return found.sample.mean if found is not None and found.sample.known else None

@@ -179,10 +179,11 @@ def factorial_arms() -> list[ArmFactors]:
 
 
 def build_shares(scores: GapScores, text: str) -> Shares | None:
-    """None where an arm of the factorial is missing."""
+    """None where an arm of the factorial is missing, or lacks a seed that another one has."""
     arms = factorial_arms()
-    if any(arm not in scores.arms for arm in arms) or not (seeds := scores.common_seeds(arms)):
+    if any(arm not in scores.arms for arm in arms) or len({frozenset(scores.arms[arm]) for arm in arms}) > 1:
         return None
+    seeds = scores.common_seeds(arms)
     players = list(PLAYERS)
 
     def nats(arm: ArmFactors) -> Values:

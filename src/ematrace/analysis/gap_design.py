@@ -37,6 +37,8 @@ class ArmFactors:
         'attention, rope, topk_ste'
         """
         named = {"residual": "residual {}", "norm": "norm {}", "load_balance": "load balance {:g}", "width": "{} width"}
+        if self.context == "none":
+            return replace(self, context="no context").text
         plain = asdict(replace(ArmFactors(), context=""))
         values = {name: value for name, value in asdict(self).items() if value != plain.get(name)}
         return ", ".join(named.get(name, "{}").format(value) for name, value in values.items())

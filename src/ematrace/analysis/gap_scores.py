@@ -187,10 +187,11 @@ def _run(path: Path, cells: Sequence[StoredCell]) -> Run | None:
     places = [((str(c.factors["text"]), str(c.factors["slice"])), c.metrics) for c in scored]
     parts: dict[str, dict[int, float]] = defaultdict(dict)
     for cell in (c.cell for c in cells if STRETCH in c.cell.metrics):
-        parts[str(cell.factors["text"])][int(cell.factors["stretch"])] = cell.metrics[STRETCH].value or math.nan
+        parts[str(cell.factors["text"])][int(cell.factors["stretch"])] = _number(cell.metrics[STRETCH].value)
     of_model = [c.cell.metrics for c in cells if "parameters" in c.cell.metrics]
     trained = [(c.cell.factors.get("step"), c.cell.metrics[TRAINED].value) for c in cells if TRAINED in c.cell.metrics]
-    curve = {step: nats for step, nats in trained if isinstance(step, int) and nats is not None}
+    # What is not known was not finite: the loss rose without end.
+    curve = {step: math.inf if nats is None else nats for step, nats in trained if isinstance(step, int)}
     return Run(
         arm,
         float(lr),
@@ -293,3 +294,7 @@ def _difference(one: Run, other: Run) -> str:
         return "scored on other tokens"
     shown = [f"{name} {other.settings.get(name)!r} instead of {one.settings.get(name)!r}" for name in names]
     return ", ".join(shown)
+
+
+def _number(value: float | None) -> float:
+    return math.nan if value is None else value

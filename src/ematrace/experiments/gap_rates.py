@@ -34,7 +34,7 @@ BESIDE = (
 ARMS = tuple(dict.fromkeys((*CHAIN, *FACTORIAL, *BESIDE)))
 EXTENDED: Mapping[Arm, tuple[float, ...]] = {
     **dict.fromkeys((UNBALANCED, Arm("ema"), Arm("attention", positions="learned")), (32e-3, 64e-3)),
-    SPEN: (32e-3,),  # the best rate of the block without the load-balance loss
+    SPEN: (32e-3, 64e-3),  # the best rate of the block without the load-balance loss
 }
 """Where the best rate was the largest, or a neighbour of the chain has its best rate there."""
 REPEATED: Mapping[Arm, tuple[float, ...]] = {

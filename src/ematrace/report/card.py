@@ -53,7 +53,7 @@ def _lines(row: LedgerRow, claim: Claim, cells: Results) -> Iterator[tuple[str, 
     if why := why_undecided(row):
         yield "why", Text(why)
     for files in _ambiguous(claim, cells):
-        yield "left out", Text(f"{files}; if one of them is left over, delete it")
+        yield "left out", Text(files)
     names = dict(zip(claim.selectors, short_names(claim.selectors), strict=True))
     if claim.direction:
         checks = row.checks[: len(claim.direction)]

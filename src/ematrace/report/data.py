@@ -52,7 +52,7 @@ class ReportData:
     def problems(self) -> list[str]:
         """What could not be shown so far, a line for each pair of files that cannot both count."""
         files = {**self.cells.ambiguous, **self.table.ambiguous, **self.own.ambiguous}
-        return [f"not shown: {pair}; if one of them is left over, delete it" for pair in files]
+        return [f"not shown: {pair}" for pair in files]
 
     def sample(self, selector: Selector) -> Sample | None:
         """A metric over the seeds of the evidence."""

@@ -37,10 +37,10 @@ PARTS = ("tokens that repeat a pair seen before in the window", "all other token
 HEADINGS: dict[Outcome, str] = {
     "for": "the gap is the traces: context makes up most of it, whatever the order of the changes.",
     "against": "most of the gap is not the traces.",
-    "mixed": "the gap is not the traces alone.",
+    "mixed": "how much of the gap is the traces is not settled.",
     "depends": "how much of the gap is the traces depends on the rest of the block.",
 }
-NOT_JUDGED = "At {size}, SPEN's block is {nats} nats behind GPT-2's; the largest of {count} steps is {step}."
+NOT_JUDGED = "At {size}, SPEN's block is {nats} nats behind GPT-2's on {texts}; the largest of {count} steps is {step}."
 REVERSED = "At {size}, SPEN's block is not behind GPT-2's."
 NO_GAP = "Trained alike, SPEN's block and GPT-2's are less than a tenth of a nat apart."
 TOY_HEADING = "A toy, which shows that it runs, and nothing else."
@@ -183,6 +183,12 @@ def share_text(found: Ratio) -> str:
     return f"{number(100 * found.share, 1)}%{ends}"
 
 
+def listed(words: Sequence[str]) -> str:
+    """`.94, 1.10 and .79`"""
+    *most, last = words
+    return f"{', '.join(most)} and {last}" if most else last
+
+
 def gap_heading(gap: GapData) -> str:
     if gap.scores.is_toy:
         return TOY_HEADING
@@ -194,8 +200,11 @@ def gap_heading(gap: GapData) -> str:
     if gap.outcome is not None:
         return f"At {gap.parameters}, {HEADINGS[gap.outcome]}"
     largest = max(chain.steps, key=lambda step: step.nats.mean)
-    step = f"“{largest.name}”, {number(largest.nats.mean, 2)}"
-    return NOT_JUDGED.format(size=gap.parameters, nats=number(whole.mean, 2), count=len(chain.steps), step=step)
+    same = [next((s for s in one.steps if s.name == largest.name), None) for one in gap.chains]
+    step = f"“{largest.name}”, {listed([number(s.nats.mean, 2) for s in same if s is not None])}"
+    behind = listed([number(one.whole.nats.mean, 2) for one in gap.chains])
+    texts = listed([text_name(one.text) for one in gap.chains])
+    return NOT_JUDGED.format(size=gap.parameters, nats=behind, texts=texts, count=len(chain.steps), step=step)
 
 
 def gap_size(gap: GapData) -> str:

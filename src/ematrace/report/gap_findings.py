@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from itertools import pairwise
 
-from ematrace.analysis.gap import SPREAD, Chain, RecallShare, Step
+import numpy as np
+
+from ematrace.analysis.gap import SPREAD, Chain, RecallShare, Step, ratio
 from ematrace.analysis.gap_design import STEP_ENDS, step_name
 from ematrace.report.data import ReportData
 from ematrace.report.formatting import number
@@ -14,12 +16,14 @@ from ematrace.report.gap import (
     PAPERS_GAP,
     GapData,
     attention_name,
+    listed,
     recall_text,
     seeds_text,
     share_text,
     text_name,
     with_interval,
 )
+from ematrace.results import Sample
 
 NOT_RECORDED = "What the gap between SPEN and a transformer is made of is not recorded yet."
 PARTS = {
@@ -48,7 +52,7 @@ def details(data: ReportData) -> str:
     gap = GapData(data)
     if gap.scores.is_toy or not gap.chains:
         return f"- {NOT_RECORDED}\n"
-    return "\n".join([*_halves(gap.chains[0]), *_recall(gap), *_checks(gap)]) + "\n"
+    return "\n".join([*_joined(gap), *_halves(gap.chains[0]), *_recall(gap), *_checks(gap)]) + "\n"
 
 
 def _distance(gap: GapData) -> str:
@@ -56,30 +60,27 @@ def _distance(gap: GapData) -> str:
     texts = [text_name(chain.text) for chain in gap.chains]
     worse = [f"{number(math.exp(chain.whole.nats.mean), 2)}" for chain in gap.chains]
     chain = gap.chains[0]
-    parts = [
-        f"{what}, {_together([_share(c, ends) for c in gap.chains])}"
-        for what, ends in PARTS.items()
-        if all(_share(c, ends) is not None for c in gap.chains)
-    ]
+    shares = {what: [_share(c, ends) for c in gap.chains] for what, ends in PARTS.items()}
+    known = {what: [share for share in found if share is not None] for what, found in shares.items()}
+    parts = [f"{what}, {listed(known[what])}" for what, found in shares.items() if len(known[what]) == len(found)]
     of_it = f" Of this distance in nats, in this order of changes: {'; '.join(parts)}." if parts else ""
     return (
-        f"At {gap.parameters} (the paper's SPEN has 130M) SPEN's block is {_together(worse)} times worse than GPT-2's "
-        f"in perplexity on {_together(texts)}, where the paper has {PAPERS_GAP}.{of_it} "
+        f"At {gap.parameters} (the paper's SPEN has 130M) SPEN's block is {listed(worse)} times worse than GPT-2's "
+        f"in perplexity on {listed(texts)}, where the paper has {PAPERS_GAP}.{of_it} "
         f"{seeds_text(chain)} Every arm has {gap.size}, the same text and its own swept learning rate. "
         f"One change at a time, on {text_name(chain.text)}:"
     )
 
 
 def _share(chain: Chain, ends: tuple[int, int]) -> str | None:
-    """What the changes between two arms of the chain are of the whole; None where one of the arms is missing."""
+    """What the changes between two arms of the chain are of the whole; None where one of the arms is missing, or the
+    whole is too small for shares."""
     names = [step_name(*pair) for pair in pairwise(STEP_ENDS)][slice(*ends)]
-    found = [step.nats.mean for step in chain.steps if step.name in names]
-    return f"{math.fsum(found) / chain.whole.nats.mean:.0%}" if len(found) == len(names) else None
-
-
-def _together(words: Sequence[str | None]) -> str:
-    *most, last = map(str, words)
-    return f"{', '.join(most)} and {last}" if most else last
+    found = [np.array(step.nats.values) for step in chain.steps if step.name in names]
+    if len(found) != len(names):
+        return None
+    share = ratio(np.sum(found, axis=0), np.array(chain.whole.nats.values))
+    return None if share.share is None else share_text(share)
 
 
 def _steps(chain: Chain) -> str:
@@ -119,6 +120,19 @@ def _recall_by_text(gap: GapData) -> Iterator[tuple[str, dict[str, RecallShare]]
     for text in gap.scores.texts:
         found = [r for r in gap.recall if (r.text, r.attention) == (text, gap.recall[0].attention)]
         yield text, {r.definition: r for r in found}
+
+
+def _joined(gap: GapData) -> Iterator[str]:
+    """The first two steps, whose split depends on the rates."""
+    names = [step_name(*pair) for pair in pairwise(STEP_ENDS[:3])]
+    found = []
+    for chain in gap.chains:
+        steps = [step.nats.values for step in chain.steps if step.name in names]
+        if len(steps) == len(names):
+            both = Sample(tuple(map(math.fsum, zip(*steps, strict=True))))
+            found.append(f"{text_name(chain.text)} {with_interval(both)}")
+    if found:
+        yield f"- “{names[0]}” and “{names[1]}” together: {'; '.join(found)}."
 
 
 def _halves(chain: Chain) -> Iterator[str]:

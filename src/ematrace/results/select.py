@@ -316,7 +316,12 @@ def _refuse_ambiguity(selector: Selector, cells: Sequence[StoredCell]) -> None:
                 one, two = (_text(f[name]) if name in f else "absent" for f in (ours, others))
                 places = f"{one} in {first.path}, {two} in {stored.path}"
                 error = AmbiguousSelection(f"{selector}: factor '{name}' has several values ({places}); name one")
-                error.files = f"{first.path} and {stored.path} differ in '{name}' ({one}, {two})"
+                both = f"{first.path} and {stored.path} differ in '{name}' ({one}, {two})"
+                error.files = (
+                    f"{first.path} has several values of '{name}' ({one}, {two})"
+                    if first.path == stored.path
+                    else f"{both}; if one of them is left over, delete it"
+                )
                 raise error
 
 
