@@ -27,9 +27,11 @@ Lookup = Callable[[str, str], Entry]
 """From a point's key and a metric."""
 
 
-def experiment_tables(data: ReportData, experiment: str) -> list[DataTable]:
-    """The evidence of an experiment: a table for each set of factors, without the claims' default factors."""
-    points = points_of(data.table.evidence.get(experiment, ()), ())
+def experiment_tables(data: ReportData, experiment: str, factor: str | None = None) -> list[DataTable]:
+    """The evidence of an experiment: a table for each set of factors, without the claims' default factors; only of
+    cells that have `factor`, if it is given."""
+    cells = [s for s in data.table.evidence.get(experiment, ()) if factor is None or factor in s.cell.factors]
+    points = points_of(cells, ())
     own = points_of(data.own.evidence.get(experiment, ()), ())
 
     def look(key: str, metric: str) -> Entry:

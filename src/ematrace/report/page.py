@@ -128,10 +128,14 @@ def build_section(section: Section, data: ReportData) -> SectionView:
     )
 
 
+ABRIDGED = {"networks": "diagnosis"}
+"""Experiments with many cells, and the factor of those that are shown; docs/objections.md has the others."""
+
+
 def other_section(experiment: str) -> Section:
     """An experiment this page knows nothing of: all its cells."""
 
     def build(data: ReportData) -> Sequence[Content]:
-        return experiment_tables(data, experiment)
+        return experiment_tables(data, experiment, ABRIDGED.get(experiment))
 
     return Section(f"experiment-{experiment}", title_of(experiment), "", (experiment,), build, about(experiment))

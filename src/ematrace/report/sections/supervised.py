@@ -53,7 +53,7 @@ def network_by_k(data: ReportData) -> Sequence[Content | None]:
             numbers = [number(c.difference, 3, signed=True), interval(c.interval, 3), number(c.p_same, 3)]
             rows.append([name, *numbers, number(c.p_different, 3), c.outcome, str(c.seeds)])
         heads = [
-            "",
+            "k, accuracy",
             "difference",
             "95% interval",
             f"p of ±{number(MARGIN, 2)} or more",
