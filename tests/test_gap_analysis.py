@@ -14,6 +14,8 @@ from scipy import stats
 from cells_support import make_table
 from ematrace.analysis.gap import (
     Chain,
+    Step,
+    _sign_doubts,
     build_chain,
     build_recall,
     build_shares,
@@ -41,7 +43,7 @@ from ematrace.analysis.rates import Sweep
 from ematrace.analysis.shapley import shapley_value
 from ematrace.experiments import gap_rates
 from ematrace.intervals import crossed_interval, fieller_interval, holm_adjusted, mean_p_value
-from ematrace.results import Metric, Row, Table
+from ematrace.results import Metric, Row, Sample, Table
 from gap_support import ARMS, NATS, RATE, RECALL, TOKENS, run, sweep
 
 
@@ -550,3 +552,20 @@ class TestClosure:
         other = self.closure((0.71, 0.72, 0.73), lr=0.002)
         assert other is not None
         assert other.seeds == (1000,)  # of the sweep itself
+
+
+def test_a_training_loss_that_is_not_finite_counts_as_diverged() -> None:
+    """It is stored as unknown; the other seed is fine."""
+    files = [run(EMA, seed, 4.0, 3.0, curve={10: 5.0, 20: None if seed else 4.5}) for seed in (0, 1)]
+    assert load_scores(make_table(*files, *sweep((EMA,))), "2m").diverged(EMA) == (1,)
+
+
+def test_a_step_of_opposite_signs_on_two_texts_is_a_doubt() -> None:
+    def chain(text: str, *steps: tuple[float, ...]) -> Chain:
+        made = [Sample(values) for values in steps]
+        named = tuple(Step(f"step {i}", nats, nats, nats, None) for i, nats in enumerate(made))
+        return Chain(text, made[0], made[0], named, named[0], (0, 1, 2), {})
+
+    one = chain("validation", (0.10, 0.11, 0.12), (0.10, 0.11, 0.12), (-0.2, 0.0, 0.3))
+    other = chain("c4", (0.20, 0.21, 0.22), (-0.10, -0.11, -0.12), (0.10, 0.11, 0.12))
+    assert _sign_doubts([one, other]) == ["The step “step 1” changes sign between texts."]
