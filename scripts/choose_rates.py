@@ -41,9 +41,16 @@ def recorded_sweeps() -> dict[str, list[Sweep]]:
 
 
 def choose(sweeps: dict[str, list[Sweep]]) -> str:
-    """The file's text: the best rate of every arm whose best is inside its grid."""
+    """The file's text: of every arm its best rate, null where that is not settled, and the points of its sweep."""
     table = {
-        name: [{"factors": dict(sweep.factors), "lr": sweep.best} for sweep in arms if sweep.obstacle is None]
+        name: [
+            {
+                "factors": dict(sweep.factors),
+                "lr": sweep.best if sweep.obstacle is None else None,
+                "points": points_of(sweep),
+            }
+            for sweep in arms
+        ]
         for name, arms in sweeps.items()
     }
     lines = [
@@ -51,6 +58,15 @@ def choose(sweeps: dict[str, list[Sweep]]) -> str:
         for name, arms in table.items()
     ]
     return "{\n" + ",\n".join(lines) + "\n}\n"
+
+
+def points_of(sweep: Sweep) -> dict[float, list[int]]:
+    """Seeds by rate: those recorded and those that are wanted."""
+    recorded = [(rate, seed) for rate, seeds in sweep.curve.items() for seed in seeds]
+    found: dict[float, list[int]] = {}
+    for rate, seed in sorted({*recorded, *sweep.wanted}):
+        found.setdefault(rate, []).append(seed)
+    return found
 
 
 def main() -> int:

@@ -193,12 +193,17 @@ def test_what_is_repeated_has_the_best_three_rates() -> None:
     """Wherever one seed says too little; a rate that was best on one seed alone may have been repeated, too."""
     recorded = [read_file(path) for path in (Path(__file__).parent.parent / "results" / "gap_rates").glob("*.json")]
     found = {arm_key(s.factors): s for s in sweeps_of(c for file in recorded for c in file.unpack())}
-    swept = {arm: found[arm_key({**asdict(arm), "size": "2m"})] for arm in gap_rates.REPEATED}
-    assert sum(sweep.jumps for sweep in swept.values()) > 1
-    for arm, rates in gap_rates.REPEATED.items():
-        sweep = swept[arm]
-        assert not sweep.jumps or set(sweep.best_three) <= set(rates)
-        assert all(len(sweep.curve[rate]) == 1 + len(gap_rates.MORE_SEEDS) for rate in rates)
+    assert sum(sweep.jumps for sweep in found.values()) > 1
+    planned: dict[str, set[tuple[float, int]]] = defaultdict(set)
+    points = list(gap_rates.grid("gpu", 1))
+    assert len(points) == len({(arm_key(point.factors), point.seed) for point in points})
+    for point in points:
+        factors = {name: value for name, value in point.factors.items() if name != "lr"}
+        planned[arm_key(factors)].add((float(str(point.factors["lr"])), point.seed))
+    for arm, sweep in found.items():
+        assert {(rate, seed) for rate, seeds in sweep.curve.items() for seed in seeds} <= planned[arm]
+        if sweep.jumps and sweep.best in sorted(sweep.curve)[1:-1] and len(sweep.curve) >= 5:
+            assert {(rate, seed) for rate in sweep.best_three for seed in (1000, 1001, 1002)} <= planned[arm]
 
 
 def test_other_settings_are_no_part_of_a_sweep() -> None:

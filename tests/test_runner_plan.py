@@ -142,6 +142,7 @@ def test_the_command_of_a_unit_means_that_unit_again(away, request_):
         (("seed=1",), [(2, 1), (3, 1)]),
         (("width=3",), [(3, 0), (3, 1)]),
         (("width=3", "seed=0"), [(3, 0)]),
+        (("width=3", "width=2", "seed=0"), [(2, 0), (3, 0)]),
         (("experiment=squares", "seed=0"), [(2, 0), (3, 0)]),
     ],
 )
@@ -378,8 +379,7 @@ def test_another_version_of_ones_own_file_is_another_measurement(away):
     assert all(b.settings != a.settings for b, a in zip(before, after, strict=True))
 
 
-@pytest.mark.parametrize("option", ["only", "settings"])
-def test_a_name_given_twice_is_refused(away, option):
+def test_a_setting_given_twice_is_refused(away):
     write_own(away)
     with pytest.raises(ValueError, match="given twice"):
-        make_plan(Request(("./squares.py",), **{option: ("width=2", "width=3")}))
+        make_plan(Request(("./squares.py",), settings=("width=2", "width=3")))

@@ -67,6 +67,22 @@ class Sweep:
         return None
 
     @property
+    def wanted(self) -> list[tuple[float, int]]:
+        """(rate, seed) that may settle it: two rates beyond the end at which the best one is, or the best three again.
+
+        >>> Sweep({}, {0.002: {1000: 5.1}, 0.004: {1000: 5.0}, 0.008: {1000: 4.9}}).wanted
+        [(0.016, 1000), (0.032, 1000)]
+        >>> Sweep({}, {0.002: {1000: 5.1}, 0.004: {1000: 5.0}, 0.008: {1000: 5.2}}).wanted
+        [(0.002, 1001), (0.002, 1002), (0.004, 1001), (0.004, 1002), (0.008, 1001), (0.008, 1002)]
+        """
+        if self.obstacle is None or len(self.curve) < self.least:
+            return []
+        if self.best in (min(self.curve), max(self.curve)):
+            factors = (2, 4) if self.best == max(self.curve) else (1 / 2, 1 / 4)
+            return [(self.best * factor, SWEEP_SEED) for factor in factors]
+        return [(rate, s) for rate in sorted(self.best_three) for s in REPEAT_SEEDS if s not in self.curve[rate]]
+
+    @property
     def jumps(self) -> bool:
         """One seed says too little.
 
@@ -84,7 +100,8 @@ class Sweep:
 
 
 JUMP, CLIFF = 0.05, 0.1  # nats
-SEEDS_OF_JUMPS = 3
+SWEEP_SEED, REPEAT_SEEDS = 1000, (1001, 1002)  # which no published figure uses
+SEEDS_OF_JUMPS = 1 + len(REPEAT_SEEDS)
 LEAST_RATES = {"gap_rates": 5}  # of the plan; elsewhere the neighbours are enough
 
 

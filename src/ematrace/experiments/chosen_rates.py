@@ -1,17 +1,20 @@
 """The learning rates that sweeps chose, as data: `chosen_rates.json` beside this file.
 
 `scripts/choose_rates.py` writes it from the recorded cells of the sweeps, by the rule of docs/analysis-plan.md. An arm
-that was not swept, or whose best rate is at an end of its grid, has none, and no figure of it is measured.
+that was not swept, or whose best rate is at an end of its grid, has none, and no figure of it is measured. Every arm
+that was swept has its points (seeds by rate): those recorded, and those with which its sweep has to go on.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+from ematrace.analysis.rates import SWEEP_SEED
+from ematrace.experiments.base import Point
 from ematrace.files import read_json
 from ematrace.results.schema import Factor
 
@@ -28,11 +31,33 @@ def chosen_rate(sweep: str, factors: Mapping[str, Factor]) -> float | None:
     return _table().get((sweep, arm_key(factors)))
 
 
+def sweep_points(sweep: str, factors: Mapping[str, Factor], first: Iterable[float]) -> list[Point]:
+    """An arm's part of a sweep's grid: the rates that it begins with, and what it went on or has to go on with.
+
+    >>> [(point.factors["lr"], point.seed) for point in sweep_points("gap_rates", {"context": "new"}, (0.004, 0.002))]
+    [(0.004, 1000), (0.002, 1000)]
+    """
+    further = _points().get((sweep, arm_key(factors)), {})
+    asked = [(rate, SWEEP_SEED) for rate in first]
+    asked += [(float(rate), seed) for rate, seeds in further.items() for seed in seeds]
+    return [Point({**factors, "lr": lr}, seed) for lr, seed in dict.fromkeys(asked)]
+
+
 def arm_key(factors: Mapping[str, Factor]) -> str:
     return json.dumps(dict(factors), sort_keys=True)
 
 
 @cache
 def _table() -> dict[tuple[str, str], float]:
+    return {key: arm["lr"] for key, arm in _arms() if arm["lr"] is not None}
+
+
+@cache
+def _points() -> dict[tuple[str, str], dict[str, list[int]]]:
+    return {key: arm["points"] for key, arm in _arms()}
+
+
+def _arms() -> Iterator[tuple[tuple[str, str], dict[str, Any]]]:
     table: dict[str, list[dict[str, Any]]] = read_json(FILE)
-    return {(sweep, arm_key(arm["factors"])): arm["lr"] for sweep, arms in table.items() for arm in arms}
+    for sweep, arms in table.items():
+        yield from (((sweep, arm_key(arm["factors"])), arm) for arm in arms)

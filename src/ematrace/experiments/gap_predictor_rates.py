@@ -10,35 +10,28 @@ from dataclasses import asdict
 from typing import Any
 
 from ematrace.experiments.base import Context, Experiment, Point
+from ematrace.experiments.chosen_rates import sweep_points
 from ematrace.experiments.gap_predictors import ABLATION, INSIDE, SWEPT, PredictorArm
-from ematrace.experiments.gap_rates import MORE_SEEDS, RATES, SEED
+from ematrace.experiments.gap_rates import RATES, SEED
 from ematrace.experiments.gap_task import SETTINGS, budget_of, measure_rate
 from ematrace.results import Row
 
+NAME = "gap_predictor_rates"
 FIRST: Mapping[str, tuple[float, ...]] = {
     "topk_ste": (8e-3, 4e-3, 16e-3),
     "topk_masked": (4e-3, 2e-3, 8e-3),
     "dense": (8e-3, 4e-3, 16e-3),
 }
-EXTENDED: Mapping[tuple[str, PredictorArm], tuple[float, ...]] = {}
-"""By size and arm, where the best rate was at an end."""
-REPEATED: Mapping[tuple[str, PredictorArm], tuple[float, ...]] = {}
-"""Where one seed said too little (`ematrace.analysis.rates.Sweep.jumps`): the best three rates, on two more."""
 
 
 def grid(scale: str, seeds: int) -> Iterable[Point]:
     """Without a GPU one toy, which shows that it runs."""
     if scale != "gpu":
-        yield _point(INSIDE, "toy", RATES[0], SEED)
+        yield Point({**asdict(INSIDE), "size": "toy", "lr": RATES[0]}, SEED)
         return
     for size, arms in {"2m": SWEPT, "ablation": ABLATION}.items():
         for arm in arms:
-            yield from (_point(arm, size, lr, SEED) for lr in (*FIRST[arm.ffn], *EXTENDED.get((size, arm), ())))
-            yield from (_point(arm, size, lr, seed) for seed in MORE_SEEDS for lr in REPEATED.get((size, arm), ()))
-
-
-def _point(arm: PredictorArm, size: str, lr: float, seed: int) -> Point:
-    return Point({**asdict(arm), "size": size, "lr": lr}, seed)
+            yield from sweep_points(NAME, {**asdict(arm), "size": size}, FIRST[arm.ffn])
 
 
 def measure(ctx: Context, *, size: str, lr: float, **arm: Any) -> list[Row]:
@@ -46,7 +39,7 @@ def measure(ctx: Context, *, size: str, lr: float, **arm: Any) -> list[Row]:
 
 
 EXPERIMENT = Experiment(
-    "gap_predictor_rates",
+    NAME,
     "Learning rates for the predictors in SPEN's block",
     grid=grid,
     measure=measure,

@@ -6,21 +6,19 @@ chooses among them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable
 from dataclasses import asdict
 from typing import Any
 
 from ematrace.experiments.base import Context, Experiment, Point
-from ematrace.experiments.gap_rates import MORE_SEEDS, RATES, SEED
+from ematrace.experiments.chosen_rates import sweep_points
+from ematrace.experiments.gap_rates import RATES, SEED
 from ematrace.experiments.gap_sizes import DECISIVE, LARGER, scaled_rate
 from ematrace.experiments.gap_task import SETTINGS, SPEN, Arm, budget_of, measure_rate
 from ematrace.results import Row
 
+NAME = "gap_size_rates"
 FACTORS = (1.0, 0.5, 2.0)
-EXTENDED: Mapping[tuple[str, Arm], tuple[float, ...]] = {}
-"""By size and arm, more factors where the best rate was at an end."""
-REPEATED: Mapping[tuple[str, Arm], tuple[float, ...]] = {}
-"""Where one seed said too little: the factors of the best three rates, on two more."""
 
 
 def grid(scale: str, seeds: int) -> Iterable[Point]:
@@ -30,16 +28,8 @@ def grid(scale: str, seeds: int) -> Iterable[Point]:
         return
     for size in (*LARGER, "130m"):
         for arm in DECISIVE:
-            yield from _points(arm, size, (*FACTORS, *EXTENDED.get((size, arm), ())), (SEED,))
-            yield from _points(arm, size, REPEATED.get((size, arm), ()), MORE_SEEDS)
-
-
-def _points(arm: Arm, size: str, factors: Iterable[float], seeds: Iterable[int]) -> Iterator[Point]:
-    for seed in seeds:
-        for factor in factors:
-            lr = scaled_rate(arm, size, factor)
-            if lr is not None:
-                yield Point({**asdict(arm), "size": size, "lr": lr}, seed)
+            first = [lr for factor in FACTORS if (lr := scaled_rate(arm, size, factor)) is not None]
+            yield from sweep_points(NAME, {**asdict(arm), "size": size}, first)
 
 
 def measure(ctx: Context, *, size: str, lr: float, **arm: Any) -> list[Row]:
@@ -47,7 +37,7 @@ def measure(ctx: Context, *, size: str, lr: float, **arm: Any) -> list[Row]:
 
 
 EXPERIMENT = Experiment(
-    "gap_size_rates",
+    NAME,
     "Learning rates for the gap's decisive arms in larger models",
     grid=grid,
     measure=measure,

@@ -245,18 +245,21 @@ def _command(
 
 
 def _only(units: tuple[Unit, ...], request: Request) -> tuple[Unit, ...]:
-    wanted = parse_assignments(request.only, "--only")
+    wanted: dict[str, list[object]] = {}
+    for text in request.only:
+        for name, asked in parse_assignments([text], "--only").items():
+            wanted.setdefault(name, []).append(asked)
 
     def value(unit: Unit, name: str) -> object:
         return {"experiment": unit.experiment, "seed": unit.seed, **unit.factors}.get(name)
 
     for name, asked in wanted.items():
-        kept = tuple(unit for unit in units if value(unit, name) == asked)
-        if not kept:
-            known = ", ".join(dict.fromkeys(str(v) for unit in units if (v := value(unit, name)) is not None))
+        there = [value(unit, name) for unit in units]
+        if missing := [one for one in asked if one not in there]:
+            known = ", ".join(dict.fromkeys(str(v) for v in there if v is not None))
             hint = f"there is {known}" if known else "no such factor"
-            raise ValueError(f"--only: no unit has {name}={asked}; {hint}")
-        units = kept
+            raise ValueError(f"--only: no unit has {name}={missing[0]}; {hint}")
+        units = tuple(unit for unit, of in zip(units, there, strict=True) if of in asked)
     return units
 
 

@@ -36,7 +36,10 @@ class Request:
     data: str | None = _option(
         None, "Text for experiments that read some: builtin, a path or glob, or hf:NAME[/CONFIG]."
     )
-    only: tuple[str, ...] = _option((), "Only units with these factors: seed=3 preset=spen-130m experiment=controls.")
+    only: tuple[str, ...] = _option(
+        (),
+        "Only units with these factors: seed=3 preset=spen-130m experiment=controls. A name given twice: either value.",
+    )
     settings: tuple[str, ...] = _option((), "Changed settings, as result files name them: sentences.train=1000.")
     shard: str = _option("1/1", "i/n runs part i of n; the n parts together are the whole, also on several machines.")
     jobs: int | None = _option(None, "Processes at a time (default: one per core; --per-gpu for what runs on a GPU).")
