@@ -302,6 +302,21 @@ def charts_in(contents: Sequence[object]) -> dict[str, RowChart | LineChart]:
     return {chart.caption: chart for chart in found}
 
 
+# A page may leave these open: another of the same row ends them, and so does the end of what they stand in.
+ENDED_BY = {
+    "td": ("td", "th", "tr", "tbody"),
+    "th": ("td", "th", "tr", "tbody"),
+    "tr": ("tr", "tbody"),
+    "thead": ("tbody",),
+    "tbody": ("tbody",),
+    "colgroup": ("thead",),
+    "li": ("li",),
+    "dt": ("dt", "dd"),
+    "dd": ("dt", "dd"),
+    "option": ("option",),
+}
+
+
 class Reader(HTMLParser):
     """Checks that tags are balanced, and collects elements with their attributes and text."""
 
@@ -319,6 +334,8 @@ class Reader(HTMLParser):
         if tag in ("meta", "col", "br", "hr", "input"):
             self.elements.append((tag, dict(attrs), ""))
             return
+        while self.open and tag in ENDED_BY.get(self.open[-1][0], ()):
+            self.end()
         self.open.append((tag, dict(attrs)))
         self.texts.append("")
 
@@ -326,8 +343,13 @@ class Reader(HTMLParser):
         self.texts = [text + data for text in self.texts]
 
     def handle_endtag(self, tag: str) -> None:
-        opened, attributes = self.open.pop()
-        assert opened == tag
+        while self.open[-1][0] != tag and self.open[-1][0] in ENDED_BY:
+            self.end()
+        assert self.open[-1][0] == tag
+        self.end()
+
+    def end(self) -> None:
+        tag, attributes = self.open.pop()
         self.elements.append((tag, attributes, self.texts.pop()))
         if tag in ("td", "th", "dt", "dd", "li"):  # a reader sees them apart
             self.handle_data(" ")

@@ -96,7 +96,7 @@ class TestWaterfall:
 class TestFinding:
     def test_it_opens_the_page_before_the_counts(self, data: ReportData) -> None:
         page = render_report(data)
-        assert page.index("At 2M parameters, most of the gap is not the traces.") < page.index('class="tally"')
+        assert page.index("At 2M parameters, most of the gap is not the traces.") < page.index("class=tally")
 
     def test_its_numbers_are_those_of_the_cells(self, data: ReportData) -> None:
         found = gap_finding(data)

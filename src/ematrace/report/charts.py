@@ -2,17 +2,19 @@
 
 No number is in a chart alone: tables have them all, or the text beside the marks. Horizontal places are percentages
 and vertical ones pixels, so a chart takes any width without scaling its text. Colours and shapes of a series are CSS
-classes and symbols of the page (`s0`, `s1`, ...).
+classes and symbols of the page: `s0`, `s1`, ... for lines and bars, `i0` for intervals, `m0` and, hollow, `h0` for
+marks.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
+from itertools import accumulate
 from typing import ClassVar, TypeAlias
 
+from ematrace.report.formatting import short
 from ematrace.report.parts import Part
 from ematrace.results import Interval, Sample
 
@@ -54,6 +56,14 @@ class Box:
     style: str
     title: str
     kind: ClassVar[str] = "box"
+
+
+@dataclass(frozen=True)
+class Path:
+    """Lines between places, percent across and pixels down."""
+
+    places: str
+    style: str
 
 
 @dataclass(frozen=True)
@@ -154,12 +164,22 @@ class RowChart(Part):
     axis: Axis
     x_title: str
     keys: Sequence[Key] = ()
+    reference: float | None = None
+    """Percent, of a dashed line through all rows."""
     macro = "row_chart"
     template = "charts.html.j2"
 
     @property
     def ticks(self) -> list[tuple[float, str]]:
         return [(self.axis.percent(tick), self.axis.label(tick)) for tick in self.axis.ticks]
+
+    @property
+    def grid(self) -> str:
+        """As style.css takes it: the place of the reference, and of as many lines as there can be ticks."""
+        places = [f"{short(x)}%" for x, _ in self.ticks] or ["0%"]
+        places += places[-1:] * (MOST_TICKS - len(places))
+        at = "" if self.reference is None else f"--at:{short(self.reference)}%;"
+        return f"{at}--grid:{','.join(places)}"
 
     @property
     def has_values(self) -> bool:
@@ -216,7 +236,7 @@ def _whisker(axis: Axis, ends: Interval | None, y: float, lane: int) -> list[Sha
 
 def _interval_style(style: int) -> str:
     """style.css draws bars across the ends, longer than a mark is wide: an interval inside its mark shows too."""
-    return f"s{style} interval"
+    return f"i{style}"
 
 
 @dataclass(frozen=True)
@@ -250,11 +270,9 @@ def bar_chart(
         shapes: list[Shape] = [Box(left, 4, round(right - left, 2), 14, f"s{style}", bar.hover)]
         if bar.low < bar.high:
             shapes.append(Segment(axis.percent(bar.low), 11, axis.percent(bar.high), 11, "range"))
-        if reference is not None:
-            shapes.append(Segment(axis.percent(reference), 0, axis.percent(reference), 22, "reference"))
         rows.append(Row(bar.label, shapes, 22, bar.text))
     keys = [Key(name, i) for i, name in enumerate(names)] if len(names) > 1 else []
-    return RowChart(caption, rows, axis, x_title, keys)
+    return RowChart(caption, rows, axis, x_title, keys, None if reference is None else axis.percent(reference))
 
 
 @dataclass(frozen=True)
@@ -328,39 +346,47 @@ class LineChart(Part):
     def keys(self) -> list[Key]:
         return [Key(line.name, *_style(i), guide=not line.marks) for i, line in enumerate(self.lines)]
 
-    @property
-    def shapes(self) -> list[Shape]:
-        return [*self._frame(), *(shape for i, line in enumerate(self.lines) for shape in self._line(i, line))]
-
     def place(self, x: float, y: float) -> tuple[float, float]:
         across = PLANE_LEFT + (98 - PLANE_LEFT) * self.x_axis.share(x)
         return round(across, 2), round(PLANE_TOP + PLANE_PX * (1 - self.y_axis.share(y)), 1)
 
-    def _frame(self) -> list[Shape]:
+    @property
+    def paths(self) -> list[Path]:
+        """The grid, and a path for each line."""
+        bottom = PLANE_TOP + PLANE_PX
+        levels = [self.place(self.x_axis.low, tick)[1] for tick in self.y_axis.ticks]
+        across = [self.place(tick, self.y_axis.low)[0] for tick in self.x_axis.ticks]
+        grid = [f"M{PLANE_LEFT:g} {short(y)}H100" for y in levels] + [f"M{short(x)} {bottom}v4" for x in across]
+        paths = [Path("".join(grid), "grid")]
+        for i, line in enumerate(self.lines):
+            style, hollow = _style(i)
+            places = [self.place(point.x, point.y) for point in line.points]
+            kind = f"s{style} line" + ("" if line.marks else " guide") + (" dashed" if hollow else "")
+            paths.append(Path("M" + "L".join(f"{short(x)} {short(y)}" for x, y in places), kind))
+        return paths
+
+    @property
+    def shapes(self) -> list[Shape]:
+        """Everything else: text, marks and intervals."""
         bottom = PLANE_TOP + PLANE_PX
         shapes: list[Shape] = [Text(0, 12, self.y_title, "title"), Text(98, bottom + 34, self.x_title, "end title")]
         for tick in self.y_axis.ticks:
             _, y = self.place(self.x_axis.low, tick)
-            shapes.append(Segment(PLANE_LEFT, y, 100, y, "grid"))
             shapes.append(Text(PLANE_LEFT - 1.5, y + 4, self.y_axis.label(tick), "end"))
         for tick in self.x_axis.ticks:
             x, _ = self.place(tick, self.y_axis.low)
-            shapes.append(Segment(x, bottom, x, bottom + 4, "grid"))
             shapes.append(Text(x, bottom + 17, self.x_axis.label(tick), "middle"))
-        return shapes
+        return [*shapes, *(shape for i, line in enumerate(self.lines) for shape in self._marks(i, line))]
 
-    def _line(self, i: int, line: Line) -> list[Shape]:
+    def _marks(self, i: int, line: Line) -> Iterator[Shape]:
         style, hollow = _style(i)
-        places = [self.place(point.x, point.y) for point in line.points]
-        kind = f"s{style} line" + ("" if line.marks else " guide") + (" dashed" if hollow else "")
-        shapes: list[Shape] = [Segment(*before, *after, kind) for before, after in pairwise(places)]
-        for point, (x, y) in zip(line.points, places, strict=True):
+        for point in line.points:
+            x, y = self.place(point.x, point.y)
             if line.marks:
-                shapes.append(Mark(x, y, style, hollow))
+                yield Mark(x, y, style, hollow)
             if point.ends is not None and point.ends[0] < point.ends[1]:
                 (_, low), (_, high) = (self.place(point.x, end) for end in point.ends)
-                shapes.append(Segment(x, low, x, high, _interval_style(style)))
-        return shapes
+                yield Segment(x, low, x, high, _interval_style(style))
 
 
 def _style(i: int) -> tuple[int, bool]:

@@ -83,7 +83,7 @@ def tables_of(
         label = f"{experiment} by {', '.join(names)}" if names else experiment
         dense = " dense" if len(metrics) + sum(papers) > MAX_COLUMNS else ""
         head = paired_head([Header(metric) for metric in metrics], papers, names, count)
-        tables.append(DataTable(label, head, body, f"figures{dense}"))
+        tables.append(DataTable(label, head, body, f"figures means{dense}"))
     return tables
 
 
@@ -97,7 +97,7 @@ def _row(
             cells.append(paper_cell(entry.paper))
         cells.append(ours_cell(selector, entry.sample, entry.own))
     counts = dict.fromkeys(seed_count(entry.sample) for entry in entries.values() if entry.sample is not None)
-    return TableRow([*cells, TableCell(", ".join(counts), "quiet")])
+    return TableRow([*cells, TableCell(", ".join(counts))])
 
 
 def factor_text(value: Factor) -> str:

@@ -42,6 +42,15 @@ def number(x: float | None, decimals: int | None = None, signed: bool = False) -
     return sign + (text[1:] if text.startswith("0.") else text)
 
 
+def short(x: float) -> str:
+    """A place as the page has it: a tenth of a percent, or of a pixel, is less than anybody sees.
+
+    >>> short(12.0), short(97.26), short(-0.01)
+    ('12', '97.3', '0')
+    """
+    return f"{round(x, 1) + 0.0:g}"
+
+
 def interval(ends: Interval | None, decimals: int | None = None) -> str:
     """`.970–.976`; with "to" where a minus sign would meet the dash."""
     if ends is None:

@@ -27,6 +27,7 @@ from ematrace.report.verdicts import (
 
 TITLE = "EMA traces: a paper's claims, and what we found"
 QUESTION = "What does a context mechanism keep of the past, structure or content, and what does it cost?"
+MOST_PREDICATES, LEAST_PREDICATES = 9, 3  # of a claim that are shown, and of those that do not fail
 LONG_NAME = 12  # characters of a name that would push the numbers out of their column
 
 
@@ -101,9 +102,25 @@ class ClaimView:
 
     @property
     def predicates(self) -> list[PredicateView]:
+        """All that fail or are undecided, and of many that hold or are open the first."""
         each = dict(self.row.robustness.each) if self.row.robustness else {}
         common = set(self.common_factors)
-        return [PredicateView.of(check, each.get(check.predicate), common) for check in self.row.checks]
+        return [PredicateView.of(check, each.get(check.predicate), common) for check in self._shown]
+
+    @cached_property
+    def _shown(self) -> list[Check]:
+        checks = self.row.checks
+        if len(checks) <= MOST_PREDICATES:
+            return list(checks)
+        telling = [check.undecided or check.holds is False for check in checks]
+        room = max(LEAST_PREDICATES, MOST_PREDICATES - sum(telling))
+        others = [i for i, tells in enumerate(telling) if not tells][:room]
+        return [check for i, check in enumerate(checks) if telling[i] or i in others]
+
+    @property
+    def hidden(self) -> int:
+        """How many predicates are not shown."""
+        return len(self.row.checks) - len(self._shown)
 
     @property
     def common_factors(self) -> list[str]:

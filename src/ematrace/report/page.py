@@ -15,12 +15,13 @@ from ematrace.bench.cells import is_benchmark
 from ematrace.files import write_atomically
 from ematrace.ledger import Claims, LedgerRow
 from ematrace.report.commands import Command, command_for
+from ematrace.report.compact import compact
 from ematrace.report.data import ReportData
 from ematrace.report.factor_tables import experiment_tables
 from ematrace.report.overview import QUESTION, TITLE, Overview
 from ematrace.report.parts import Content, templates, walk
 from ematrace.report.provenance import provenance_parts
-from ematrace.report.sections import SECTIONS, Section
+from ematrace.report.sections import FAULTS, SECTIONS, Section
 from ematrace.report.sections.base import about
 from ematrace.report.speed import LEDE, speed_parts
 from ematrace.report.tables import Measured
@@ -64,7 +65,7 @@ def render_report(data: ReportData, made: datetime | None = None) -> str:
     known = {name for section in SECTIONS for name in section.experiments}
     others = [name for name in data.table.experiments if name not in known and name not in benchmarks]
     sections = [build_section(section, data) for section in (*SECTIONS, *map(other_section, others))]
-    return (
+    page = (
         templates()
         .get_template("page.html.j2")
         .render(
@@ -81,6 +82,7 @@ def render_report(data: ReportData, made: datetime | None = None) -> str:
             script=_asset("page.js"),
         )
     )
+    return compact(page)
 
 
 def _asset(name: str) -> Markup:
@@ -134,6 +136,8 @@ ABRIDGED = {"networks": "diagnosis"}
 
 def other_section(experiment: str) -> Section:
     """An experiment this page knows nothing of: all its cells."""
+    if experiment in FAULTS.experiments:
+        return FAULTS
 
     def build(data: ReportData) -> Sequence[Content]:
         return experiment_tables(data, experiment, ABRIDGED.get(experiment))

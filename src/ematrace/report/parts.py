@@ -14,6 +14,8 @@ from typing import Any, ClassVar, Literal, TypeAlias
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
+from ematrace.report.formatting import short
+
 MAX_DEPTH = 6  # of nested settings; a result file may nest them a thousand deep
 LISTED = 1  # levels of settings with a line for each name; deeper ones stand in one line
 
@@ -28,6 +30,7 @@ def templates() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    environment.filters["short"] = short
     environment.policies["json.dumps_kwargs"] = {"ensure_ascii": False, "allow_nan": False}
     return environment
 

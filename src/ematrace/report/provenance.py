@@ -205,6 +205,6 @@ def _environments(groups: Sequence[Files]) -> list[Content]:
         files = "all files" if len(shared) == 1 else ", ".join(Files.of(cells).paths)
         parts += [
             Paragraph(f"Of {files}.", "tag"),
-            Values({"hardware": run.hardware, "versions": run.versions}),
+            Values({"hardware": value_text(run.hardware), "versions": value_text(run.versions)}),
         ]
     return parts

@@ -106,12 +106,12 @@ def measure_table(data: ReportData, rows: Sequence[Header], columns: Sequence[He
             if sample is not None:
                 counts[seed_count(sample)] = None
         # The columns of a row can come from experiments with different seeds: all counts, in the order of the columns.
-        cells.append(TableCell(", ".join(counts), "quiet"))
+        cells.append(TableCell(", ".join(counts)))
         first = i > 0 and row.group != rows[i - 1].group
         body.append(TableRow(cells, "first" if first else ""))
     # Many columns: the intervals go under the means.
     dense = " dense" if len(shown) + sum(papers) > MAX_COLUMNS else ""
-    return DataTable(label, paired_head(shown, papers), body, f"figures{dense}")
+    return DataTable(label, paired_head(shown, papers), body, f"figures means{dense}")
 
 
 def paired_head(
@@ -155,7 +155,7 @@ def value_table(data: ReportData, selectors: Mapping[str, Selector], label: str)
             )
         )
     head = TableRow([TableCell(h, "" if i else "line", "col") for i, h in enumerate(heads)])
-    return DataTable(label, [head], body, "figures names")
+    return DataTable(label, [head], body, "figures means names")
 
 
 def _without_intervals(cell: Measured) -> TableCell:

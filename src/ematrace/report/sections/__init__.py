@@ -9,6 +9,7 @@ from ematrace.report.sections import (
     accuracy,
     choices,
     content,
+    faults,
     gap_controls,
     robustness,
     roles,
@@ -239,5 +240,14 @@ SECTIONS = (
         about("spen_streaming", "spen_prefill"),
     ),
 )
+FAULTS = Section(
+    "experiment-faults",
+    "What happens when things go wrong",
+    "Faults made on purpose. A failure is a traceback, a hang, memory that grows, a refusal that does not name the "
+    "file, a damaged file taken without a word, bytes that are lost, or a process that is left behind.",
+    (faults.EXPERIMENT,),
+    faults.faults,
+)
+"""Shown where it was recorded: no `ematrace reproduce` measures it."""
 
-__all__ = ["SECTIONS", "Section"]
+__all__ = ["FAULTS", "SECTIONS", "Section"]
