@@ -16,17 +16,19 @@ from rich.console import Console
 from cells_support import make_table
 from ematrace.analysis.gap_design import ATTENTION, CHAIN, EMA, STEP_ENDS, ArmFactors, step_name
 from ematrace.ledger import build_ledger, load_claims
-from ematrace.report.charts import Box, Fall, Mark, RowChart, waterfall_chart
+from ematrace.report.charts import Box, Fall, LineChart, Mark, RowChart, waterfall_chart
 from ematrace.report.data import ReportData
 from ematrace.report.findings import gap_finding
 from ematrace.report.gap import GapData
 from ematrace.report.gap_findings import NOT_RECORDED, chain_rows, details, findings
 from ematrace.report.gap_terminal import chain_view
 from ematrace.report.page import render_report
+from ematrace.report.parts import DataTable
 from ematrace.report.sections.gap import gap_parts
+from ematrace.report.sections.gap_trend import trend
 from ematrace.results import CellFile, Metric, Row, Store, write_file
 from gap_support import ARMS, NATS, run, sweep
-from report_support import value_at
+from report_support import charts_in, value_at
 
 
 def nats_of(arm: ArmFactors) -> float:
@@ -312,6 +314,25 @@ class TestSection:
         assert "1.9M, 1M, 8,192 .551 +.6" not in two
         assert "Left out of gap_sizes at 1.9M, 1M, 8,192:" in two
         assert "seeds 0, 1: it takes 3" in two
+
+    def test_at_130m_two_seeds_have_no_interval(self) -> None:
+        settings = {"tokens": 2**20, "vocab_size": 50257}
+        large = [
+            run(arm, seed, nats_of(arm) + 0.001 * seed * i, 3.0, experiment="gap_130m", size="130m", settings=settings)
+            for i, arm in enumerate((CHAIN[0], CHAIN[3], CHAIN[-1]))
+            for seed in range(3)
+        ]
+        for seeds in (3, 2):
+            parts = [*trend(make_table(*files(CHAIN), *(file for file in large if file.seed < seeds)))]
+            chart = charts_in(parts)["Differences by tokens per parameter"]
+            assert isinstance(chart, LineChart)
+            points = [point for line in chart.lines for point in line.points if point.x < 1]
+            assert [point.ends is not None for point in points] == [seeds == 3] * 2
+            [table] = [part for part in parts if isinstance(part, DataTable)]
+            first = [str(cell.content) for cell in table.body[0].cells]
+            assert first[0] == "1.9M, 1M, 50,257"
+            assert first[-1] == str(seeds)
+            assert ["(" in text for text in first[2:4]] == [seeds == 3] * 2
 
     def test_ranges_of_distance_and_count(self, section: str) -> None:
         assert "1-16 back" in section

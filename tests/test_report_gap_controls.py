@@ -15,7 +15,7 @@ import pytest
 from cells_support import make_file
 from ematrace.experiments import EXPERIMENTS, chosen_rates
 from ematrace.report.data import ReportData
-from ematrace.report.sections import gap_controls
+from ematrace.report.sections import gap_controls, trace_tokens
 from ematrace.results import CellFile, Metric, Row, Store, write_file
 
 SCORED = [{"text": text, "slice": "all"} for text in ("validation", "wikitext2")]
@@ -99,6 +99,16 @@ def test_decoding_by_lag(tmp_path: Path) -> None:
     assert "R² of the decay" in text
 
 
-@pytest.mark.parametrize("build", [gap_controls.predictors, gap_controls.sparsity, gap_controls.decoding])
+def test_decoded_tokens_are_charts_and_a_table_for_each_model(tmp_path: Path) -> None:
+    text = shown(trace_tokens.decoded_tokens, tmp_path, "trace_decoding")
+    for model in ("SPEN", "EMA, dense", "attention, dense"):
+        assert f"Nats gained on the token k back: {model} slow trace" in " ".join(
+            text.replace("tokens back", "").split()
+        )
+    assert text.count("slow trace, one vector, linear") == 3 * 3  # accuracy, nats, decay
+    assert "bfloat16: results/trace_decoding/" in text
+
+
+@pytest.mark.parametrize("build", [gap_controls.predictors, gap_controls.sparsity, trace_tokens.decoded_tokens])
 def test_nothing_without_cells(build: Any, tmp_path: Path) -> None:
     assert shown(build, tmp_path) == ""

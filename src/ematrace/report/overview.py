@@ -27,7 +27,7 @@ from ematrace.report.verdicts import (
 
 TITLE = "EMA traces: a paper's claims, and what we found"
 QUESTION = "What does a context mechanism keep of the past, structure or content, and what does it cost?"
-MOST_PREDICATES, LEAST_PREDICATES = 9, 3  # of a claim that are shown, and of those that do not fail
+MOST_PREDICATES = 9  # of a claim that are shown
 LONG_NAME = 12  # characters of a name that would push the numbers out of their column
 
 
@@ -102,7 +102,7 @@ class ClaimView:
 
     @property
     def predicates(self) -> list[PredicateView]:
-        """All that fail or are undecided, and of many that hold or are open the first."""
+        """Of many, those that fail or are undecided first."""
         each = dict(self.row.robustness.each) if self.row.robustness else {}
         common = set(self.common_factors)
         return [PredicateView.of(check, each.get(check.predicate), common) for check in self._shown]
@@ -110,17 +110,16 @@ class ClaimView:
     @cached_property
     def _shown(self) -> list[Check]:
         checks = self.row.checks
-        if len(checks) <= MOST_PREDICATES:
-            return list(checks)
-        telling = [check.undecided or check.holds is False for check in checks]
-        room = max(LEAST_PREDICATES, MOST_PREDICATES - sum(telling))
-        others = [i for i, tells in enumerate(telling) if not tells][:room]
-        return [check for i, check in enumerate(checks) if telling[i] or i in others]
+        chosen = sorted(range(len(checks)), key=lambda i: (not _tells(checks[i]), i))[:MOST_PREDICATES]
+        return [checks[i] for i in sorted(chosen)]
 
     @property
-    def hidden(self) -> int:
-        """How many predicates are not shown."""
-        return len(self.row.checks) - len(self._shown)
+    def hidden(self) -> str:
+        """`14 more, none of which fails`: the predicates that are not shown."""
+        left = len(self.row.checks) - len(self._shown)
+        telling = sum(map(_tells, self.row.checks)) - sum(map(_tells, self._shown))
+        of_these = f"{telling} of which fail or are undecided" if telling else "none of which fails"
+        return f"{left} more, {of_these}" if left else ""
 
     @property
     def common_factors(self) -> list[str]:
@@ -136,6 +135,11 @@ class ClaimView:
         seeds = plural(own.n_seeds, "seed") if own.n_seeds else "no seed"
         files = ", ".join(fold_paths(own.evidence))
         return f"This machine alone: {own.verdict}, {checks_line(own)}, {seeds} ({files})."
+
+
+def _tells(check: Check) -> bool:
+    """Whether it stands in the way of the claim."""
+    return check.undecided or check.holds is False
 
 
 @dataclass(frozen=True)

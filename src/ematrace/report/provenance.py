@@ -26,6 +26,8 @@ from ematrace.report.parts import (
 from ematrace.results import Provenance, StoredCell, Table
 
 MOST_VALUES = 6  # of a setting that differs from file to file
+MOST_COMMANDS = 1  # the others differ in the seed or in one factor
+LONG_SETTING = 60  # characters, that are not said again
 
 
 @dataclass(frozen=True)
@@ -81,11 +83,11 @@ def _run_key(run: Provenance) -> str:
     return json.dumps([run.date, run.seconds, run.command, run.commit])
 
 
-def _some(texts: Iterable[str]) -> str:
+def _some(texts: Iterable[str], most: int = MOST_VALUES) -> str:
     """Different texts, the first few in full."""
     distinct = list(dict.fromkeys(texts))
-    more = len(distinct) - MOST_VALUES
-    return ", ".join(distinct[:MOST_VALUES]) + (f" and {more} more" if more > 0 else "")
+    more = len(distinct) - most
+    return ", ".join(distinct[:most]) + (f" and {more} more" if more > 0 else "")
 
 
 def _first_to_last(dates: Iterable[str]) -> str:
@@ -111,24 +113,35 @@ def merged_settings(settings: Sequence[Mapping[str, Any]], depth: int = 0) -> di
     return merged
 
 
-def source_line(data: ReportData, experiment: str) -> Fold:
-    """Where the numbers of an experiment come from, in one line that opens to its settings."""
+def source_line(data: ReportData, experiment: str, said: dict[str, str]) -> Fold:
+    """Where the numbers of an experiment come from, in one line that opens to its settings. `said` are the long ones
+    that other experiments have, with the name of the first."""
     files = Files.of(data.table.evidence[experiment])
     summary = Markup("<strong>{}</strong> · {} · {}, {} · {} · {}").format(
         experiment, plural(len(files.seeds), "seed"), files.origin, files.scale, files.days, files.hardware
     )
-    return Fold(summary, [*_also_here(data, experiment, files), _about(files)], "source", f"source-{experiment}")
+    return Fold(
+        summary,
+        [*_also_here(data, experiment, files), _about(files, experiment, said)],
+        "source",
+        f"source-{experiment}",
+    )
 
 
-def _about(files: Files) -> Values:
+def _about(files: Files, experiment: str, said: dict[str, str]) -> Values:
+    settings = merged_settings([stored.cell.settings for stored in files.cells])
+    for name, value in settings.items():
+        text = f"{name} {value_text(value)}"
+        if len(text) > LONG_SETTING and said.setdefault(text, experiment) != experiment:
+            settings[name] = f"as for {said[text]}"
     return Values(
         {
             "files": ", ".join(files.paths),
             "commit": files.commits,
-            "command": _some(run.command for run in files.runs),
+            "command": _some((run.command for run in files.runs), MOST_COMMANDS),
             "seeds": ", ".join(map(str, files.seeds)),
             "seconds": files.seconds,
-            "settings": merged_settings([stored.cell.settings for stored in files.cells]),
+            "settings": settings,
         }
     )
 
@@ -156,9 +169,14 @@ def provenance_parts(data: ReportData) -> list[Content]:
         key = json.dumps([str(stored.path.parent), stored.local, cell.scale, varied, run.commit, run.dirty])
         groups.setdefault(key, []).append(stored)
     files = [Files.of(cells) for cells in groups.values()]
+    said: dict[str, str] = {}
     return [
         *(Paragraph(problem, "missing") for problem in data.problems),
-        *(source_line(data, name) for name, cells in data.table.evidence.items() if not is_benchmark(cells[0].cell)),
+        *(
+            source_line(data, name, said)
+            for name, cells in data.table.evidence.items()
+            if not is_benchmark(cells[0].cell)
+        ),
         Fold("All result files, on drawn grammars too", [_files_table(data, files)], "source"),
         Fold("Hardware and versions", _environments(files), "source"),
     ]

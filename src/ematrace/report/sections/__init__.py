@@ -52,15 +52,6 @@ SECTIONS = (
         gap_controls.sparsity,
     ),
     Section(
-        "trace-decoding",
-        "What a trained model's traces keep of tokens",
-        "The token k steps back, read from one vector or from a sequence of them, in the number format named. The gain "
-        "is over a reader that knows the window's other tokens but not their places.",
-        ("trace_decoding",),
-        gap_controls.decoding,
-        about("trace_decoding"),
-    ),
-    Section(
         "representations",
         "Which representation carries roles",
         "A ridge probe reads the grammatical role of each word from the activation of the lowest level, from the "
@@ -126,8 +117,8 @@ SECTIONS = (
         "trace-tokens",
         "What the trace keeps of tokens, in trained language models",
         "The token k steps back, read from traces, from their sequence, and from a transformer's states, by readers "
-        "trained for it, alone or added to a baseline that knows the window's other tokens, but not their places. Each "
-        "row says whether it reads one vector or a sequence, and in which number format.",
+        "trained for it. The gain is over a reader that knows the window's other tokens, but not their places. Each "
+        "row says whether it reads one vector or a sequence.",
         ("trace_decoding",),
         trace_tokens.decoded_tokens,
         about("trace_decoding"),

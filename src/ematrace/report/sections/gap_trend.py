@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from ematrace.analysis.gap_trend import COMPONENTS, CONTRASTS, Contrast, build_trend
+from ematrace.analysis.gap_trend import COMPONENTS, CONTRASTS, LEAST_SEEDS, Contrast, build_trend
 from ematrace.report.charts import Line, LineChart, Point, linear_axis, log_axis
-from ematrace.report.formatting import number, over_seeds
-from ematrace.report.gap import share_text, with_interval
+from ematrace.report.formatting import interval, number, over_seeds
+from ematrace.report.gap import share_text
 from ematrace.report.parts import Content, DataTable, Paragraph, plain_table
-from ematrace.results import Interval, Table
+from ematrace.results import Interval, Sample, Table
 
 
 def trend(cells: Table) -> Iterator[Content]:
@@ -31,7 +31,7 @@ def trend(cells: Table) -> Iterator[Content]:
 def trend_chart(found: Sequence[Contrast]) -> LineChart:
     """A line for each difference, through all sizes and budgets in the order of tokens per parameter."""
     lines = {
-        name: [(c.tokens_per_parameter, s.mean, over_seeds(s)) for c in found if (s := c.differences.get(name))]
+        name: [(c.tokens_per_parameter, s.mean, _ends(s)) for c in found if (s := c.differences.get(name))]
         for name in CONTRASTS
     }
     return _chart("Differences by tokens per parameter", lines, "nats")
@@ -58,6 +58,16 @@ def _chart(caption: str, lines: dict[str, list[tuple[float, float, Interval | No
     )
 
 
+def _ends(sample: Sample) -> Interval | None:
+    """None with fewer seeds than the plan takes for an interval, as at 130M."""
+    return over_seeds(sample) if len(sample.values) >= LEAST_SEEDS else None
+
+
+def _difference(sample: Sample) -> str:
+    ends = _ends(sample)
+    return number(sample.mean, 3, signed=True) + (f" ({interval(ends, 3)})" if ends else "")
+
+
 def _label(one: Contrast) -> str:
     return f"{one.parameters / 1e6:.1f}M, {one.tokens / 1e6:.0f}M, {one.vocabulary:,}"
 
@@ -68,7 +78,7 @@ def trend_table(found: Sequence[Contrast]) -> DataTable:
     for one in found:
         samples = [one.differences.get(name) for name in CONTRASTS]
         counts = sorted({len(sample.values) for sample in samples if sample is not None})
-        shown = ["–" if sample is None else with_interval(sample, signed=True) for sample in samples]
+        shown = ["–" if sample is None else _difference(sample) for sample in samples]
         shares = [share_text(one.components[name]) if one.components else "–" for name in COMPONENTS]
         rows.append([_label(one), number(one.tokens_per_parameter), *shown, *shares, ", ".join(map(str, counts))])
     caption = "Nats by which one arm is worse than another, and shares of the distance from SPEN to GPT-2"

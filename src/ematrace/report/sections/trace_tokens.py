@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
+from markupsafe import Markup
+
 from ematrace.report.data import ReportData
-from ematrace.report.parts import Content, Fold
+from ematrace.report.parts import Content, Fold, Paragraph, code
+from ematrace.report.sections.gap_controls import decoding
 from ematrace.report.tables import Header, measure_table
 from ematrace.results import Factors
 
@@ -19,7 +22,14 @@ REPRESENTATIONS = {
     "keys": "keys and values, sequence",
 }
 READERS = {"linear": "linear", "mlp": "hidden layer"}
-GIVEN = {"nothing": "", "topic": ", added to the other tokens"}
+SEQUENCES = ("sequence", "keys")
+REST = Paragraph(
+    Markup(
+        "Readers of one vector are given what the window's other tokens tell; those of a sequence nothing else. All "
+        "vectors that they read are in float32. Other readers, and vectors in bfloat16: {}."
+    ).format(code("results/trace_decoding/")),
+    "tag",
+)
 BASELINES: Mapping[str, str] = {"topic": "the window's other tokens as counts", "unigram": "commonest token"}
 
 
@@ -27,7 +37,11 @@ def decoded_tokens(data: ReportData) -> Sequence[Content | None]:
     found = data.table.values_of(EXPERIMENT, "lag")
     lags = sorted(lag for lag in found if isinstance(lag, int))
     sizes = [size for size in data.table.values_of(EXPERIMENT, "size") if size != "toy"]
-    return [part for size in sizes for model in MODELS for part in _model(data, {"context": model, "size": size}, lags)]
+    panels, *_ = decoding(data)
+    tables = [
+        part for size in sizes for model in MODELS for part in _model(data, {"context": model, "size": size}, lags)
+    ]
+    return [panels, *tables, REST] if any(tables) else [panels]
 
 
 def _model(data: ReportData, of: Factors, lags: Sequence[int]) -> Iterator[Content | None]:
@@ -56,18 +70,17 @@ def _rows(names: Mapping[str, str], of: Factors) -> list[Header]:
 
 
 def _readers(data: ReportData, of: Factors) -> Iterator[Header]:
-    """Each says one vector or sequence, the number format and the reader."""
+    """Each says one vector or sequence, and the reader."""
     hidden: dict[str, Factors] = {
         f"residual stream after block {block}, one vector": {"representation": "hidden", "after_block": block}
         for block in sorted(b for b in data.table.values_of(EXPERIMENT, "after_block") if isinstance(b, int))
     }
     held: dict[str, Factors] = {label: {"representation": name} for name, label in REPRESENTATIONS.items()}
     for label, where in {**held, **hidden}.items():
-        for number_format in ("float32", "bfloat16"):
-            for given, note in GIVEN.items():
-                for reader, reader_name in READERS.items():
-                    factors = {**of, **where, "number_format": number_format, "given": given, "reader": reader}
-                    yield Header(f"{label}, {number_format}, {reader_name}{note}", EXPERIMENT, where=factors)
+        given = "nothing" if where["representation"] in SEQUENCES else "topic"
+        for reader, reader_name in READERS.items():
+            factors = {**of, **where, "number_format": "float32", "given": given, "reader": reader}
+            yield Header(f"{label}, {reader_name}", EXPERIMENT, where=factors)
 
 
 def _bound(of: Factors) -> Iterator[Header]:
