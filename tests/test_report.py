@@ -111,7 +111,7 @@ class TestPage:
         markers = {a["id"] for _, a, _ in reader.elements if a.get("id", "").startswith("end")}
         assert markers == {f"end{i}" for i in range(N_STYLES)}
         for i in range(N_STYLES):
-            assert f".i{i} {{ stroke: var(--s{i}); marker: url(#end{i}); }}" in page
+            assert f".i{i}{{stroke: var(--s{i}); marker: url(#end{i})}}" in page
 
     def test_links_lead_somewhere_and_ids_are_unique(self, reader: Reader) -> None:
         ids = [a["id"] for _, a, _ in reader.elements if "id" in a]

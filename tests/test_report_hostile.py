@@ -43,7 +43,7 @@ SAFE_ATTRIBUTES = """
 # Numbers and names of ours, never text of a file.
 SAFE_STYLE = re.compile(
     r"flex-grow: \d+|(--at:[\d.]+%;)?--grid:([\d.]+%,?)+"
-    r"|(; )?(--c\d+: '(\w| |\\[\da-f]+ )*'(; |$))*"
+    r"|(; )?(--c\d+: '([\w ,.()/%+±²→-]|\\[\da-f]+ )*'(; |$))*"
 )
 
 

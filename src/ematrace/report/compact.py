@@ -27,3 +27,13 @@ def compact(page: str) -> str:
         return f"={match['value']}" if match["value"] else ""
 
     return SPARED.sub(shorten, page)
+
+
+def compact_style(css: str) -> str:
+    """Without comments, indentation and the space around braces.
+
+    >>> compact_style("/* Why. */\\na { color: red; }\\n@media print {\\n  b::after { content: ': '; }\\n}\\n")
+    "a{color: red}@media print{b::after{content: ': '}}"
+    """
+    lines = re.sub(r"/\*.*?\*/", "", css, flags=re.DOTALL).splitlines()
+    return re.sub(r";?\s*([{}])\s*", r"\1", "".join(f"{line.strip()} " for line in lines)).strip()

@@ -200,13 +200,16 @@ class DataTable(Part):
         return [", ".join(filter(None, parts)) for parts in names]
 
 
-def css_string(text: str) -> str:
-    """Quoted for a style attribute; whatever is not a letter, a digit or a space is written as its code.
+HARMLESS = frozenset(" ,.()/%+-±²→")  # in a CSS string inside an attribute
 
-    >>> css_string('W, "x"')
-    "'W\\\\2c  \\\\22 x\\\\22 '"
+
+def css_string(text: str) -> str:
+    """Quoted for a style attribute; whatever is not a letter, a digit or harmless is written as its code.
+
+    >>> css_string('W (A), "x"')
+    "'W (A), \\\\22 x\\\\22 '"
     """
-    return "'" + "".join(c if c.isalnum() or c == " " else f"\\{ord(c):x} " for c in text) + "'"
+    return "'" + "".join(c if c.isalnum() or c in HARMLESS else f"\\{ord(c):x} " for c in text) + "'"
 
 
 def plain_table(

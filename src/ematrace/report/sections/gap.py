@@ -106,8 +106,8 @@ def _notes(gap: GapData) -> Iterator[Content]:
         yield Fold(summary, lines)
     for line in gap.scores.dropped:
         yield Paragraph(f"Left out: {line}", "missing")
-    for doubt in () if gap.scores.is_toy else gap.doubts:
-        yield Paragraph(f"Reason to doubt: {doubt}", "note")
+    if gap.doubts and not gap.scores.is_toy:
+        yield Block([Paragraph(f"Reason to doubt: {doubt}") for doubt in gap.doubts], "note")
 
 
 def chain_table(chain: Chain) -> DataTable:
