@@ -38,7 +38,7 @@ SAFE_ATTRIBUTES = """
     lang charset name content http-equiv class id href title aria-label aria-hidden aria-sort role tabindex scope
     colspan rowspan type value hidden autocomplete style d r x y x1 y1 x2 y2 width height markerunits orient overflow
     viewbox preserveaspectratio
-    data-label data-sort data-order data-rank data-drawn data-verdict data-part
+    data-sort data-order data-rank data-drawn data-verdict data-part
 """
 # Numbers and names of ours, never text of a file.
 SAFE_STYLE = re.compile(

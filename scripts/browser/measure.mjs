@@ -18,8 +18,6 @@ async function atWidth(browser, width) {
   await page.setViewport({ width, height: width < 600 ? 844 : 800 });
   await page.goto(url);
   await page.screenshot({ path: `${folder}/first-${width}.png` });
-  // What a browser lays out late, off screen, counts as well.
-  await page.addStyleTag({ content: "main > section { content-visibility: visible !important; }" });
   await page.screenshot({ path: `${folder}/whole-${width}.png`, fullPage: true });
   const screens = await page.evaluate(() => document.documentElement.scrollHeight / innerHeight);
   // From here on everything is open: what is folded counts, too.

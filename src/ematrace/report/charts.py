@@ -369,13 +369,13 @@ class LineChart(Part):
     def shapes(self) -> list[Shape]:
         """Everything else: text, marks and intervals."""
         bottom = PLANE_TOP + PLANE_PX
-        shapes: list[Shape] = [Text(0, 12, self.y_title, "title"), Text(98, bottom + 34, self.x_title, "end title")]
+        shapes: list[Shape] = [Text(0, 12, self.y_title, "start"), Text(98, bottom + 34, self.x_title, "end")]
         for tick in self.y_axis.ticks:
             _, y = self.place(self.x_axis.low, tick)
             shapes.append(Text(PLANE_LEFT - 1.5, y + 4, self.y_axis.label(tick), "end"))
         for tick in self.x_axis.ticks:
             x, _ = self.place(tick, self.y_axis.low)
-            shapes.append(Text(x, bottom + 17, self.x_axis.label(tick), "middle"))
+            shapes.append(Text(x, bottom + 17, self.x_axis.label(tick)))
         return [*shapes, *(shape for i, line in enumerate(self.lines) for shape in self._marks(i, line))]
 
     def _marks(self, i: int, line: Line) -> Iterator[Shape]:

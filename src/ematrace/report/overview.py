@@ -27,7 +27,7 @@ from ematrace.report.verdicts import (
 
 TITLE = "EMA traces: a paper's claims, and what we found"
 QUESTION = "What does a context mechanism keep of the past, structure or content, and what does it cost?"
-MOST_PREDICATES = 9  # of a claim that are shown
+MOST_PREDICATES, MOST_OPEN = 9, 3  # of a claim that are shown; open ones have no numbers
 LONG_NAME = 12  # characters of a name that would push the numbers out of their column
 
 
@@ -110,16 +110,18 @@ class ClaimView:
     @cached_property
     def _shown(self) -> list[Check]:
         checks = self.row.checks
-        chosen = sorted(range(len(checks)), key=lambda i: (not _tells(checks[i]), i))[:MOST_PREDICATES]
+        most = MOST_PREDICATES if len(checks) <= MOST_PREDICATES or self.row.ours else MOST_OPEN
+        chosen = sorted(range(len(checks)), key=lambda i: (not _tells(checks[i]), i))[:most]
         return [checks[i] for i in sorted(chosen)]
 
     @property
     def hidden(self) -> str:
         """`14 more, none of which fails`: the predicates that are not shown."""
         left = len(self.row.checks) - len(self._shown)
+        if not left or not self.row.ours:
+            return f"{left} more" if left else ""
         telling = sum(map(_tells, self.row.checks)) - sum(map(_tells, self._shown))
-        of_these = f"{telling} of which fail or are undecided" if telling else "none of which fails"
-        return f"{left} more, {of_these}" if left else ""
+        return f"{left} more, {f'{telling} of which fail or are undecided' if telling else 'none of which fails'}"
 
     @property
     def common_factors(self) -> list[str]:

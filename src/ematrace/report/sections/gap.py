@@ -11,7 +11,16 @@ from markupsafe import Markup
 
 from ematrace.analysis.gap import SPREAD, Chain, Outcome, Ratio, RecallShare, Shares, Step
 from ematrace.analysis.gap_closure import Closure
-from ematrace.analysis.gap_design import JOINED_NAME, PLAYER_NAMES, SPLIT_NAMES, ArmFactors
+from ematrace.analysis.gap_design import (
+    ATTENTION,
+    CHAIN,
+    EMA,
+    JOINED_NAME,
+    LEARNED,
+    PLAYER_NAMES,
+    SPLIT_NAMES,
+    ArmFactors,
+)
 from ematrace.analysis.gap_scores import EXPERIMENT, MAIN, SWEEP, sweeps
 from ematrace.analysis.second import MARGIN, agreements
 from ematrace.report.data import ReportData
@@ -281,15 +290,17 @@ def _slices(gap: GapData) -> Iterator[Content]:
     rows = [[arm.text, *(_slice(gap, arm, text, part) for part in parts)] for arm in gap.ordered_arms]
     table = plain_table(["arm", *shares], rows, f"Nats by slice on {text_name(text)}, with the share of tokens in it")
     yield Fold("Every arm by slice", [table])
-    yield Fold("Every arm by distance to the last occurrence, and by count in training", [*_ranges(gap, text)])
+    yield Fold("By distance to the last occurrence, and by count in training", [*_ranges(gap, text)])
 
 
 def _ranges(gap: GapData, text: str) -> Iterator[Content]:
-    """Recall tokens by how far back the pair was seen, and all tokens by how often the training text has the pair."""
+    """Recall tokens by how far back the pair was seen, and all tokens by how often the training text has the pair: the
+    ends of the chain, and the arms that recall is judged by."""
     size = gap.scores.size
     rows = [
         Header(arm.text, EXPERIMENT, where={**asdict(arm), "size": size, "text": text, "lr": run.lr})
         for arm in gap.ordered_arms
+        if arm in (CHAIN[0], CHAIN[-1], EMA, ATTENTION, LEARNED)
         for run in [next(iter(gap.scores.arms[arm].values()))]
     ]
     for factor, metrics in RANGES.items():
@@ -299,6 +310,9 @@ def _ranges(gap: GapData, text: str) -> Iterator[Content]:
             if (table := measure_table(gap.data, rows, columns, f"Nats on {label}")) is not None:
                 yield Paragraph(f"Nats on {label}, {text_name(text)}.")
                 yield table
+    others = len(gap.ordered_arms) - len(rows)
+    if others:
+        yield Paragraph(Markup("{} more: {}").format(plural(others, "arm"), code(f"results/{EXPERIMENT}/")), "tag")
 
 
 def _share(gap: GapData, text: str, part: str) -> float:
