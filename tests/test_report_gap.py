@@ -20,7 +20,7 @@ from ematrace.report.charts import Box, Fall, LineChart, Mark, RowChart, waterfa
 from ematrace.report.data import ReportData
 from ematrace.report.findings import gap_finding
 from ematrace.report.gap import GapData
-from ematrace.report.gap_findings import NOT_RECORDED, chain_rows, details, findings
+from ematrace.report.gap_findings import NOT_RECORDED, chain_rows, details, findings, place_rows
 from ematrace.report.gap_terminal import chain_view
 from ematrace.report.page import render_report
 from ematrace.report.parts import DataTable
@@ -159,7 +159,7 @@ class TestFinding:
 
 class TestMarkdown:
     def test_findings_are_those_of_the_cells(self, data: ReportData) -> None:
-        distance, table, mixers = findings(data).split("\n\n")
+        distance, table, _, mixers = findings(data).split("\n\n")
         start, end = (0.8 * nats_of(arm) + 0.2 * recall_of(arm) for arm in (CHAIN[0], CHAIN[-1]))
         assert f"SPEN's block is {math.exp(start - end):.2f}, " in distance
         assert "Only 3 seeds, where the plan has 5." in distance
@@ -184,7 +184,8 @@ class TestMarkdown:
 
     def test_without_the_factorial_the_chains_own_attention(self, tmp_path: Path) -> None:
         data = data_of(tmp_path / "chain", *files(CHAIN))
-        assert "nats behind attention with learned positions: " in findings(data)
+        assert "nats behind attention with learned positions; on held-out text, " in findings(data)
+        assert "attention with rope" not in findings(data)
 
         verdicts = {row.id: (row.verdict, row.why or "") for row in data.rows}
         for id in (
@@ -207,12 +208,37 @@ class TestMarkdown:
         assert "topk_masked, residual ffn, norm algorithm1: it lacks seed 1, which the others have." in text
         assert "| true gradient of the top-k, not straight-through; all units, not 6% | " in text
 
+    def test_shares_of_the_distance_to_attention_with_rope(self, data: ReportData) -> None:
+        """Planted: .2 nats of 1.0 for the gradient, and .1 for traces on other tokens, .4 on the fifth that recall."""
+        said = re.search(
+            r"the load-balance loss and the gradient are ([\d.]+)%.* in place of attention ([\d.]+)%", findings(data)
+        )
+        assert said is not None
+        whole = 0.8 * 0.8 + 0.2 * 0.4
+        traces = 0.8 * 0.1 + 0.2 * 0.4
+        assert float(said[1]) == pytest.approx(100 * 0.8 * 0.2 / whole, abs=0.6)
+        assert float(said[2]) == pytest.approx(100 * traces / whole, abs=0.6)
+
+    def test_every_change_wherever_it_was_measured(self, data: ReportData) -> None:
+        """Six places for context and for the residual, four for either change of the feed-forward layer."""
+        found = place_rows(data)
+        assert found is not None
+        heads, rows = found
+        assert {len(row) for row in rows} == {len(heads)} == {7}
+        assert [sum(row[0] == name for row in rows) for name in dict.fromkeys(row[0] for row in rows)] == [6, 4, 4, 6]
+        assert len({tuple(row[:4]) for row in rows}) == len(rows)
+        expected = {"attention with rope": 0.16, "true gradient": 0.16, "all units": 0.4, "context into": 0.0}
+        for row in rows:
+            planted = next(value for name, value in expected.items() if row[0].startswith(name))
+            assert float(row[4].split(" ")[0].replace("−", "-")) == pytest.approx(planted, abs=0.003)
+
     def test_nothing_of_toys_and_nothing_of_nothing(self, tmp_path: Path) -> None:
         for name, made in {"toy": files((*CHAIN, ATTENTION), size="toy"), "none": []}.items():
             data = data_of(tmp_path / name, *made)
             assert findings(data) == f"{NOT_RECORDED}\n"
             assert details(data) == f"- {NOT_RECORDED}\n"
             assert chain_rows(data) is None
+            assert place_rows(data) is None
 
     def test_the_table_has_every_step_on_every_text(self, data: ReportData) -> None:
         found = chain_rows(data)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from doc_tables.blocks import markdown, table
 from ematrace.report.data import ReportData
-from ematrace.report.gap_findings import NOT_RECORDED, chain_rows, details, findings
+from ematrace.report.gap_findings import NOT_RECORDED, chain_rows, details, findings, place_rows
 
 
 @table("gap-findings")
@@ -19,5 +19,13 @@ def gap_details(data: ReportData, block: str) -> str:
 
 @table("gap-chain")
 def gap_chain(data: ReportData, block: str) -> str:
-    found = chain_rows(data)
+    return _table_of(chain_rows(data))
+
+
+@table("gap-places")
+def gap_places(data: ReportData, block: str) -> str:
+    return _table_of(place_rows(data))
+
+
+def _table_of(found: tuple[list[str], list[list[str]]] | None) -> str:
     return f"{NOT_RECORDED}\n" if found is None else markdown(*found)

@@ -9,7 +9,8 @@ from itertools import pairwise
 import numpy as np
 
 from ematrace.analysis.gap import SPREAD, Chain, RecallShare, Step, ratio
-from ematrace.analysis.gap_design import STEP_ENDS, step_name
+from ematrace.analysis.gap_design import ATTENTION, CHAIN, EMA, SPEN, STEP_ENDS, ArmFactors, step_name
+from ematrace.analysis.gap_places import build_places, context_name
 from ematrace.report.data import ReportData
 from ematrace.report.formatting import number
 from ematrace.report.gap import (
@@ -44,7 +45,7 @@ def findings(data: ReportData) -> str:
     gap = GapData(data)
     if gap.scores.is_toy or not gap.chains:
         return f"{NOT_RECORDED}\n"
-    return "\n\n".join([_distance(gap), _steps(gap.chains[0]), *_mixers(gap)]) + "\n"
+    return "\n\n".join([_distance(gap), _steps(gap.chains[0]), *_to_rope(gap), *_mixers(gap)]) + "\n"
 
 
 def details(data: ReportData) -> str:
@@ -70,6 +71,27 @@ def _distance(gap: GapData) -> str:
         f"{seeds_text(chain)} Every arm has {gap.size}, the same text and its own swept learning rate. "
         f"One change at a time, on {text_name(chain.text)}:"
     )
+
+
+def _to_rope(gap: GapData) -> Iterator[str]:
+    """The same two parts of the distance to attention with rope, which stands beside the chain."""
+    arms = {"SPEN": SPEN, "masked": CHAIN[2], "ema": EMA, "rope": ATTENTION}
+    if any(arm not in gap.scores.arms for arm in arms.values()):
+        return
+    seeds = gap.scores.common_seeds(arms.values())
+    rows: list[tuple[str, str, str]] = []
+    for text in gap.scores.texts:
+        nats = {name: gap.scores.nats(arm, text, "all", seeds) for name, arm in arms.items()}
+        whole = nats["SPEN"] - nats["rope"]
+        top_k, traces = (ratio(part, whole) for part in (nats["SPEN"] - nats["masked"], nats["ema"] - nats["rope"]))
+        if top_k.share is not None and traces.share is not None:
+            rows.append((with_interval(Sample(tuple(whole))), share_text(top_k), share_text(traces)))
+    if len(rows) == len(gap.scores.texts):
+        whole_text, top_k_text, traces_text = (listed(column) for column in zip(*rows, strict=True))
+        yield (
+            f"With attention with rope at the end instead, the distance is {whole_text} nats on these texts: the "
+            f"load-balance loss and the gradient are {top_k_text} of it, traces in place of attention {traces_text}."
+        )
 
 
 def _share(chain: Chain, ends: tuple[int, int]) -> str | None:
@@ -101,25 +123,25 @@ def _cells_of(step: Step) -> list[str]:
 
 
 def _mixers(gap: GapData) -> Iterator[str]:
-    """EMA against attention with all else equal, on the first text; the distance on the others."""
-    by_text = {text: found for text, found in _recall_by_text(gap) if "pair" in found}
-    if not by_text:
-        return
-    first, *others = by_text
-    found = by_text[first]
-    pair = found["pair"]
-    elsewhere = "; ".join(f"{text_name(text)} {with_interval(by_text[text]['pair'].gap)}" for text in others)
-    yield (
-        f"With a dense layer and as many parameters, EMA traces are {with_interval(pair.gap)} nats behind "
-        f"{attention_name(pair.attention)}: {recall_text(found)}{f'. In all: {elsewhere}' if elsewhere else ''}."
-    )
+    """EMA against attention with all else equal: where the gap lies on the first text, and the gap on all."""
+    compared = list(dict.fromkeys(found.attention for found in gap.recall))
+    for attention in compared[:1]:
+        first = next(found for _, found in _recall_by_text(gap, attention) if "pair" in found)
+        yield (
+            f"With a dense layer and as many parameters, EMA traces are {_gaps(gap, attention)} nats behind "
+            f"{attention_name(attention)}; on {text_name(first['pair'].text)}, {recall_text(first)}."
+            + "".join(f" Behind {attention_name(other)} they are {_gaps(gap, other)}." for other in compared[1:])
+        )
 
 
-def _recall_by_text(gap: GapData) -> Iterator[tuple[str, dict[str, RecallShare]]]:
-    """Against the attention that is compared first."""
+def _gaps(gap: GapData, attention: ArmFactors) -> str:
+    """On every text."""
+    return listed([with_interval(f["pair"].gap) for _, f in _recall_by_text(gap, attention) if "pair" in f])
+
+
+def _recall_by_text(gap: GapData, attention: ArmFactors) -> Iterator[tuple[str, dict[str, RecallShare]]]:
     for text in gap.scores.texts:
-        found = [r for r in gap.recall if (r.text, r.attention) == (text, gap.recall[0].attention)]
-        yield text, {r.definition: r for r in found}
+        yield text, {r.definition: r for r in gap.recall if (r.text, r.attention) == (text, attention)}
 
 
 def _joined(gap: GapData) -> Iterator[str]:
@@ -147,11 +169,12 @@ def _recall(gap: GapData) -> Iterator[str]:
     if whole:
         shown = "; ".join(f"{text_name(text)} {share_text(found)}" for text, found in whole)
         yield f"- Of the whole distance, on tokens that repeat a pair: {shown}."
-    for text, found in _recall_by_text(gap):
-        if pair := found.get("pair"):
-            behind = f"{with_interval(pair.gap)} nats behind {attention_name(pair.attention)}"
-            arms = f"EMA traces on {text_name(text)}, with a dense layer and as many parameters"
-            yield f"- {arms}: {behind}: {recall_text(found)}."
+    for attention in dict.fromkeys(found.attention for found in gap.recall):
+        for text, found in _recall_by_text(gap, attention):
+            if pair := found.get("pair"):
+                behind = f"{with_interval(pair.gap)} nats behind {attention_name(pair.attention)}"
+                arms = f"EMA traces on {text_name(text)}, with a dense layer and as many parameters"
+                yield f"- {arms}: {behind}: {recall_text(found)}."
 
 
 def _checks(gap: GapData) -> Iterator[str]:
@@ -164,6 +187,21 @@ def _checks(gap: GapData) -> Iterator[str]:
         )
     if gap.doubts:
         yield f"- Reasons to doubt: {' '.join(gap.doubts)}"
+
+
+def place_rows(data: ReportData) -> tuple[list[str], list[list[str]]] | None:
+    """Every change of the factorial wherever it was measured: heads and rows; None where there is none."""
+    gap = GapData(data)
+    places = [] if gap.scores.is_toy else list(build_places(gap.scores))
+    if not places:
+        return None
+    heads = ["change", "context", "feed-forward layer", "residual", *map(text_name, gap.scores.texts)]
+    rows = []
+    for place in places:
+        of = {"context": context_name(place.where), "ffn": place.where.ffn, "residual": place.where.residual}
+        of[place.factor] = ""  # it is what changes
+        rows.append([place.change, *of.values(), *map(with_interval, place.nats.values())])
+    return heads, rows
 
 
 def chain_rows(data: ReportData) -> tuple[list[str], list[list[str]]] | None:
