@@ -177,7 +177,7 @@ class DataTable(Part):
     @property
     def labels(self) -> str:
         """The names of the columns as CSS that the cells show on a phone; the first column is the card's heading."""
-        return "; ".join(f"--c{i}: {css_string(name)}" for i, name in enumerate(self.columns, start=1) if i > 1)
+        return ";".join(f"--c{i}:{css_string(name)}" for i, name in enumerate(self.columns, start=1) if i > 1)
 
     @property
     def columns(self) -> list[str]:

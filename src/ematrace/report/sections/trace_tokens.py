@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from markupsafe import Markup
 
 from ematrace.report.data import ReportData
-from ematrace.report.parts import Content, Fold, Paragraph, code
+from ematrace.report.parts import Content, DataTable, Fold, Paragraph, code
 from ematrace.report.sections.gap_controls import decoding
 from ematrace.report.tables import Header, measure_table
 from ematrace.results import Factors
@@ -22,11 +22,12 @@ REPRESENTATIONS = {
     "keys": "keys and values, sequence",
 }
 READERS = {"linear": "linear", "mlp": "hidden layer"}
+BEST = "mlp"
 SEQUENCES = ("sequence", "keys")
 REST = Paragraph(
     Markup(
         "Readers of one vector are given what the window's other tokens tell; those of a sequence nothing else. All "
-        "vectors that they read are in float32. Other readers, and vectors in bfloat16: {}."
+        "vectors that they read are in float32. Other readers, other blocks, and vectors in bfloat16: {}."
     ).format(code("results/trace_decoding/")),
     "tag",
 )
@@ -59,10 +60,18 @@ def _model(data: ReportData, of: Factors, lags: Sequence[int]) -> Iterator[Conte
         Header("shape (exponential: 1)", metric="decay_shape"),
     ]
     line = measure_table(data, read, decay, f"{name}: is the loss exponential?")
-    yield measure_table(data, [*baselines, *read], by_lag["accuracy"], f"{name}: accuracy of the token k steps back")
-    parts: list[Content] = [part for part in (gains, line, allowed) if part is not None]
+    accuracy = measure_table(
+        data, [*baselines, *read], by_lag["accuracy"], f"{name}: accuracy on the token k steps back"
+    )
+    yield from _titled(accuracy)
+    parts = [part for table in (gains, line, allowed) for part in _titled(table)]
     if parts:
         yield Fold(f"{name}: nats", parts)
+
+
+def _titled(table: DataTable | None) -> list[Content]:
+    """With its name above it: the tables of all models have the same rows."""
+    return [] if table is None else [Paragraph(table.label), table]
 
 
 def _rows(names: Mapping[str, str], of: Factors) -> list[Header]:
@@ -70,17 +79,17 @@ def _rows(names: Mapping[str, str], of: Factors) -> list[Header]:
 
 
 def _readers(data: ReportData, of: Factors) -> Iterator[Header]:
-    """Each says one vector or sequence, and the reader."""
-    hidden: dict[str, Factors] = {
-        f"residual stream after block {block}, one vector": {"representation": "hidden", "after_block": block}
-        for block in sorted(b for b in data.table.values_of(EXPERIMENT, "after_block") if isinstance(b, int))
-    }
+    """Each says one vector or sequence, and the reader. The slow trace, which claims are about, has both readers."""
     held: dict[str, Factors] = {label: {"representation": name} for name, label in REPRESENTATIONS.items()}
-    for label, where in {**held, **hidden}.items():
+    blocks = [block for block in data.table.values_of(EXPERIMENT, "after_block", **of) if isinstance(block, int)]
+    if blocks:
+        held["residual stream at the end, one vector"] = {"representation": "hidden", "after_block": max(blocks)}
+    for label, where in held.items():
         given = "nothing" if where["representation"] in SEQUENCES else "topic"
         for reader, reader_name in READERS.items():
-            factors = {**of, **where, "number_format": "float32", "given": given, "reader": reader}
-            yield Header(f"{label}, {reader_name}", EXPERIMENT, where=factors)
+            if reader == BEST or where["representation"] == "slow":
+                factors = {**of, **where, "number_format": "float32", "given": given, "reader": reader}
+                yield Header(f"{label}, {reader_name}", EXPERIMENT, where=factors)
 
 
 def _bound(of: Factors) -> Iterator[Header]:
