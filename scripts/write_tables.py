@@ -11,7 +11,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from doc_tables import rewrite
+from doc_tables import changed_blocks, rewrite
 from ematrace.files import write_atomically
 from ematrace.report.data import ReportData
 from ematrace.results import Store
@@ -46,7 +46,8 @@ def main() -> int:
         pages = stale(load(arguments.results), arguments.docs)
         for page, text in pages.items():
             if arguments.check:
-                print(f"{page}: a table is not what the cells say; run scripts/write_tables.py", file=sys.stderr)
+                names = ", ".join(changed_blocks(page.read_text(encoding="utf-8"), text))
+                print(f"{page}: {names}: not what the cells say; run scripts/write_tables.py", file=sys.stderr)
             else:
                 write_atomically(page, text.encode())
                 print(f"{page}: written")

@@ -135,7 +135,7 @@ class TestMarkers:
         for file in runs("trace_probe", [[accuracies(0.5, **FULL)], [accuracies(0.75, **FULL)]]):
             write_file(file, tmp_path)
         assert call("--check") == 1
-        assert "results.md: a table is not what the cells say" in capsys.readouterr().err
+        assert "results.md: controls: not what the cells say" in capsys.readouterr().err
         assert call() == 0
         assert row((docs / "results.md").read_text(), "SPCN, activation + traces")[0] == ".625/.625/.625"
 

@@ -236,6 +236,22 @@ class TestWhatMayBePublished:
         assert of(CHAIN[5], 1.02) == Absence("has 1,939,860 parameters, the others 1,901,824")
         assert of(NO_ERROR_AT_FIXED_WIDTH, 0.9) is None  # unmatched on purpose
 
+    def test_a_run_without_a_score_is_left_out_and_named(self) -> None:
+        files = [run(arm, seed, n, 4.0) for arm, n in NATS.items() for seed in range(3)]
+        broken = files[4]
+        broken.cells[:] = [
+            Row(r.factors, {**r.metrics, "nats": Metric(None, "nats", TOKENS)})
+            if r.factors.get("slice") == "all"
+            else r
+            for r in broken.cells
+        ]
+        scores = load_scores(make_table(*files, *sweep(CHAIN)), "2m")
+        assert len(scores.dropped) == 1
+        assert scores.dropped[0].endswith("its nats on 'validation' are not known")
+        chain = build_chain(scores, "validation")
+        assert chain is not None
+        assert chain.missing == {CHAIN[1]: Absence("it lacks seed 1, which the others have")}
+
     def test_other_tokens_are_left_out(self) -> None:
         files = [run(arm, 0, n, 4.0) for arm, n in NATS.items()]
         other = [Row(r.factors, {**r.metrics, "unigram_nats": Metric(7.1, "nats", TOKENS)}) for r in files[3].cells]

@@ -17,7 +17,6 @@ from ematrace.grammar import (
     Grammar,
     GrammarError,
     Sentence,
-    draw_grammar_pair,
     half_passives,
     load_grammar,
     position_shares,
@@ -379,65 +378,6 @@ def test_position_0_follows_the_passive_share(side: str, samples: dict[str, list
     shares = position_shares(samples[side])
     assert set(shares) == {"det_agent", "det_patient"}
     assert_binomial(round(shares["det_patient"] * N), N, 0.25)
-
-
-# Random grammars
-
-
-@pytest.mark.parametrize("seed", range(0, 60, 5))
-def test_drawn_settings(seed: int) -> None:
-    a, b = draw_grammar_pair(seed)
-    assert a.settings == b.settings
-    assert a.settings == draw_grammar_pair(seed)[0].settings
-    assert (a.name, b.name) == ("A", "B")
-    assert (a.words, b.words) == (load_grammar("A").words, load_grammar("B").words)
-    drawn = a.settings
-    assert drawn["drawn_seed"] == seed
-    assert sum(drawn["shares"].values()) == pytest.approx(1, abs=1e-9)
-    assert min(drawn["shares"].values()) >= 0.03
-    assert (drawn["shares"]["passive"] == 0.5) == (seed % 3 == 0)
-    weights = drawn["variant_weights"]["relative"]
-    assert 0.05 <= weights["object"] <= 0.95
-    assert weights["subject"] + weights["object"] == pytest.approx(1)
-    json.dumps(drawn)
-
-
-def test_draws_fill_their_ranges() -> None:
-    drawn = [draw_grammar_pair(seed)[0].settings for seed in range(60)]
-    for values, low, high in [
-        ([d["noun_bias"] for d in drawn], 0.5, 1.0),
-        ([d["adjective_rate"] for d in drawn], 0.1, 0.6),
-        ([d["variant_weights"]["relative"]["object"] for d in drawn], 0.05, 0.95),
-    ]:
-        margin = 0.15 * (high - low)
-        assert low <= min(values) <= low + margin
-        assert high - margin <= max(values) <= high
-    assert len({d["shares"]["transitive"] for d in drawn}) == 60
-
-
-@pytest.mark.parametrize("seed", [3, 4])
-def test_drawn_settings_are_what_is_sampled(seed: int) -> None:
-    n = 6000
-    for grammar in draw_grammar_pair(seed):
-        drawn = grammar.settings
-        sentences = grammar.sample(n, seed)
-        counts = Counter(s.structure for s in sentences)
-        for name, share in drawn["shares"].items():
-            assert_binomial(counts[name], n, share)
-        assert_binomial(round(position_shares(sentences)["det_patient"] * n), n, drawn["shares"]["passive"])
-        relative = [s for s in sentences if s.structure == "relative"]
-        objects = sum(s.roles[s.roles.index("rel_pron") + 1] == "det_rel" for s in relative)
-        assert_binomial(objects, len(relative), drawn["variant_weights"]["relative"]["object"])
-        roles = Counter(r for s in sentences for r in s.roles)
-        assert_binomial(roles["adj_agent"], roles["noun_agent"], drawn["adjective_rate"])
-        first_half = set(FILE["sides"][grammar.name]["noun"][:14])
-        agents = [w for s in sentences for w, r in zip(s.words, s.roles, strict=True) if r == "noun_agent"]
-        assert_binomial(sum(w in first_half for w in agents), len(agents), drawn["noun_bias"])
-
-
-def test_bad_draw_seed() -> None:
-    with pytest.raises(ValueError, match=r"^seed must be a non-negative integer"):
-        draw_grammar_pair(-1)
 
 
 # A user's own file

@@ -6,7 +6,7 @@ from itertools import combinations
 import pytest
 
 from ematrace.grammar import Grammar, GrammarError, draw_full_grammar_pair, load_grammar, parses, position_shares
-from ematrace.grammar.draw_full import WORD_ORDERS, word_orders
+from ematrace.grammar.draw import WORD_ORDERS, word_orders
 from ematrace.grammar.reader import grammars_from
 
 SEEDS = range(24)
@@ -153,3 +153,19 @@ def test_a_bad_drawn_file_names_itself():
     file["structures"]["passive"]["share"] = 0.9
     with pytest.raises(GrammarError, match=r"^mine, seed 3: structures: shares sum to"):
         grammars_from(file, "mine, seed 3")
+
+
+def test_shares_and_rates_stay_in_their_ranges_and_fill_them():
+    drawn = [draw_full_grammar_pair(seed)[0].settings for seed in range(40)]
+    for one in drawn:
+        assert sum(one["shares"].values()) == pytest.approx(1, abs=1e-9)
+        assert min(one["shares"].values()) >= 0.03
+    for name, low, high in (("noun_bias", 0.5, 1.0), ("adjective_rate", 0.1, 0.6)):
+        values, margin = [one[name] for one in drawn], 0.15 * (high - low)
+        assert low <= min(values) <= low + margin
+        assert high - margin <= max(values) <= high
+
+
+def test_a_bad_seed_is_named():
+    with pytest.raises(ValueError, match=r"^seed must be a non-negative integer"):
+        draw_full_grammar_pair(-1)

@@ -33,14 +33,14 @@ def content_word_in_both_grammars(reader: Any) -> None:
     skipped(reader, "_check_words")
 
 
-@defect("grammar.draw_full", "test_grammar_drawn.py", "differ_in_all or head_final")
-def one_word_order_for_all(draw_full: Any) -> None:
+@defect("grammar.draw", "test_grammar_drawn.py", "differ_in_all or head_final")
+def one_word_order_for_all(draw: Any) -> None:
     """Every drawn grammar has the first word order."""
-    with_result(draw_full, "word_orders", lambda orders: dict([next(iter(orders.items()))]))
+    with_result(draw, "word_orders", lambda orders: dict([next(iter(orders.items()))]))
 
 
-@defect("grammar.draw_full", "test_grammar_drawn.py", "differ_in_all")
-def class_sizes_are_not_drawn(draw_full: Any) -> None:
+@defect("grammar.draw", "test_grammar_drawn.py", "differ_in_all")
+def class_sizes_are_not_drawn(draw: Any) -> None:
     """Every class but the last has its least size."""
 
     def least_but_last(original: Any) -> Any:
@@ -50,4 +50,4 @@ def class_sizes_are_not_drawn(draw_full: Any) -> None:
 
         return sizes
 
-    wrap(draw_full, "_draw_sizes", least_but_last)
+    wrap(draw, "_draw_sizes", least_but_last)

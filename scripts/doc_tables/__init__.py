@@ -1,6 +1,6 @@
 """The tables of docs/ that recorded cells decide: `TABLES` has a function for each, by the name of its markers."""
 
 from doc_tables import choices, gap, networks, readme, small_scale
-from doc_tables.blocks import TABLES, marked, rewrite
+from doc_tables.blocks import TABLES, changed_blocks, marked, rewrite
 
-__all__ = ["TABLES", "choices", "gap", "marked", "networks", "readme", "rewrite", "small_scale"]
+__all__ = ["TABLES", "changed_blocks", "choices", "gap", "marked", "networks", "readme", "rewrite", "small_scale"]

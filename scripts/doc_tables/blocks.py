@@ -48,6 +48,13 @@ def marked(text: str) -> list[str]:
     return [match["name"] for match in _BLOCK.finditer(text)]
 
 
+def changed_blocks(text: str, written: str) -> list[str]:
+    """The names of the blocks in which two versions of a page differ."""
+    both = ({match["name"]: match["text"] for match in _BLOCK.finditer(version)} for version in (text, written))
+    before, after = both
+    return [name for name in after if before.get(name) != after[name]]
+
+
 def rewrite(text: str, data: ReportData, page: str) -> str:
     """The page with every block as the cells have it."""
     names = marked(text)

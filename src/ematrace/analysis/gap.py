@@ -117,8 +117,11 @@ def _step(scores: GapScores, text: str, before: ArmFactors, after: ArmFactors, s
         for part in ("recall", "other")
     )
     if not np.allclose(recall + other, nats, rtol=0, atol=ADDS_UP):
-        path = scores.arms[after][seeds[0]].path
-        raise ValueError(f"{path}: recall and other tokens of {text!r} do not add up to all")
+        wrong = int(np.argmax(abs(recall + other - nats)))
+        raise ValueError(
+            f"{scores.arms[before][seeds[wrong]].path} or {scores.arms[after][seeds[wrong]].path}: "
+            f"recall and other tokens of {text!r} do not add up to all"
+        )
     whole, on_recall, on_other = (Sample(tuple(values)) for values in (nats, recall, other))
     over_text = _over_text(scores, text, before, after, seeds)
     return Step(step_name(before, after), whole, on_recall, on_other, None, over_text)

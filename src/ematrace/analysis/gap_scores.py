@@ -234,7 +234,9 @@ def admit(
     refused: dict[ArmFactors, Absence] = {}
     dropped = []
     for run in runs:
-        if run.conditions == first.conditions:
+        if unknown := [text for (text, part), nats in run.nats.items() if part == "all" and nats.value is None]:
+            dropped.append(f"{run.path.parent.name}/{run.path.name}: its nats on {unknown[0]!r} are not known")
+        elif run.conditions == first.conditions:
             of_arm[run.arm].append(run)
         else:
             dropped.append(f"{run.path.parent.name}/{run.path.name}: {_difference(first, run)}")

@@ -67,9 +67,6 @@ SETTINGS: Mapping[str, Any] = {
 }
 
 
-PAIRS = {DRAWN: draw_full_grammar_pair}
-
-
 def drawn_grid(scale: str, draws: int) -> Iterable[Point]:
     """Grammars that nobody chose: the seed is the number of the draw."""
     return [Point({"grammar": DRAWN}, number) for number in range(draws)]
@@ -78,7 +75,7 @@ def drawn_grid(scale: str, draws: int) -> Iterable[Point]:
 def follow_from(point: Point, settings: Mapping[str, Any]) -> Mapping[str, Any]:
     """A description of the grammar, and k where it is a factor."""
     name = str(point.factors["grammar"])
-    description = {"grammar": _description(name, point.seed if name in PAIRS else 0)}
+    description = {"grammar": _description(name, point.seed if name == DRAWN else 0)}
     return {**description, "spcn": {"k": point.factors["k"]}} if "k" in point.factors else description
 
 
@@ -89,13 +86,13 @@ def _description(name: str, seed: int) -> Mapping[str, Any]:
 
 def grammar_pair(name: str, seed: int = 0) -> tuple[Grammar, Grammar]:
     """Sides A and B of the grammar of this name; a drawn one depends on the seed."""
-    if name in PAIRS:
-        return PAIRS[name](seed)
+    if name == DRAWN:
+        return draw_full_grammar_pair(seed)
     A, B = load_grammar("A"), load_grammar("B")
     if name == "half_passives":
         return half_passives(A), half_passives(B)
     if name != "quarter_passives":
-        names = ("half_passives", "quarter_passives", *PAIRS)
+        names = ("half_passives", "quarter_passives", DRAWN)
         raise ValueError(f"grammar is {name!r}; choose from {', '.join(map(repr, names))}")
     return A, B
 

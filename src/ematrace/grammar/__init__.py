@@ -1,7 +1,6 @@
 """The formal grammar as data (`default.toml`), its sampler, and random grammars."""
 
-from ematrace.grammar.draw import draw_grammar_pair
-from ematrace.grammar.draw_full import draw_full_grammar_pair
+from ematrace.grammar.draw import draw_full_grammar_pair
 from ematrace.grammar.grammar import Grammar, Sentence, position_shares
 from ematrace.grammar.parse import parses
 from ematrace.grammar.premise import half_passives
@@ -12,7 +11,6 @@ __all__ = [
     "GrammarError",
     "Sentence",
     "draw_full_grammar_pair",
-    "draw_grammar_pair",
     "half_passives",
     "load_grammar",
     "parses",

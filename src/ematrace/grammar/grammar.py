@@ -63,7 +63,7 @@ class Structure:
 
 @dataclass(frozen=True)
 class Grammar:
-    """One side of a grammar file; make it with `load_grammar` or `draw_grammar_pair`.
+    """One side of a grammar file; make it with `load_grammar` or `draw_full_grammar_pair`.
 
     >>> from ematrace.grammar import load_grammar
     >>> grammar = load_grammar("A")
