@@ -105,21 +105,24 @@ SEEDS_OF_JUMPS = 1 + len(REPEAT_SEEDS)
 LEAST_RATES = {"gap_rates": 5}  # of the plan; elsewhere the neighbours are enough
 
 
+_Arm = frozenset[tuple[str, Factor]]
+
+
 def sweeps_of(cells: Iterable[Cell]) -> list[Sweep]:
     """One for each arm, from the cells of a sweep. Cells of other settings than most are left out."""
     cells = of_most_settings(cells)
-    found: dict[str, dict[float, dict[int, float]]] = defaultdict(lambda: defaultdict(dict))
-    curves: dict[str, dict[float, dict[int, dict[int, float]]]] = defaultdict(
+    found: dict[_Arm, dict[float, dict[int, float]]] = defaultdict(lambda: defaultdict(dict))
+    curves: dict[_Arm, dict[float, dict[int, dict[int, float]]]] = defaultdict(
         lambda: defaultdict(lambda: defaultdict(dict))
     )
-    arms: dict[str, tuple[Mapping[str, Factor], int]] = {}
+    arms: dict[_Arm, tuple[Mapping[str, Factor], int]] = {}
     for cell in cells:
         rate, step = cell.factors.get("lr"), cell.factors.get("step")
         trained = cell.metrics[TRAINED].value if TRAINED in cell.metrics else None
         if not isinstance(rate, int | float):
             continue
         factors = {name: value for name, value in cell.factors.items() if name not in ("lr", "step")}
-        key = json.dumps(factors, sort_keys=True)
+        key = frozenset(factors.items())
         if SELECTION in cell.metrics:
             arms[key] = factors, LEAST_RATES.get(cell.experiment, Sweep.least)
             nats = cell.metrics[SELECTION].value
@@ -140,7 +143,12 @@ def sweeps_of(cells: Iterable[Cell]) -> list[Sweep]:
 def of_most_settings(cells: Iterable[Cell]) -> list[Cell]:
     """By experiment and size: a sweep over two texts or budgets would compare what cannot be compared."""
     listed = [(str((cell.experiment, cell.factors.get("size"))), cell) for cell in cells]
-    keys = [(group, json.dumps(cell.settings, sort_keys=True, default=str)) for group, cell in listed]
+    # The cells of a file share one mapping of settings.
+    texts = {
+        id(s): json.dumps(s, sort_keys=True, default=str)
+        for s in {id(c.settings): c.settings for _, c in listed}.values()
+    }
+    keys = [(group, texts[id(cell.settings)]) for group, cell in listed]
     count = Counter(keys)
     common = {group: max((n, key) for (other, key), n in count.items() if other == group)[1] for group, _ in count}
     return [cell for (group, cell), (_, key) in zip(listed, keys, strict=True) if key == common[group]]

@@ -198,10 +198,11 @@ class Table:
     def _comparable(self, origins: Mapping[tuple[bool, str], list[StoredCell]]) -> list[list[StoredCell]]:
         """Beside recorded cells, this machine's count only if they were measured with the settings of recorded ones:
         a toy run is no evidence. Nor is a part of what was recorded."""
-        recorded = {self._settings_key(s) for (local, _), cells in origins.items() if not local for s in cells}
         groups = [cells for (local, _), cells in origins.items() if not local]
-        standing = _seeds_by_point(_best(groups)) if groups else {}
-        for cells in (cells for (local, _), cells in origins.items() if local):
+        recorded = {self._settings_key(s) for cells in groups for s in cells}
+        own_groups = [cells for (local, _), cells in origins.items() if local]
+        standing = _seeds_by_point(_best(groups)) if groups and own_groups else {}
+        for cells in own_groups:
             kept = [s for s in cells if self._settings_key(s) in recorded] if recorded else cells
             own = _seeds_by_point(kept) if standing else {}
             if kept and all(len(own.get(point, ())) >= len(seeds) for point, seeds in standing.items()):
@@ -209,13 +210,15 @@ class Table:
         return groups
 
     @cached_property
-    def _with_metric(self) -> Mapping[tuple[str, str], list[StoredCell]]:
-        index: dict[tuple[str, str], list[StoredCell]] = defaultdict(list)
+    def _with_metric(self) -> Mapping[tuple[str, str], Collection[list[StoredCell]]]:
+        """By experiment and metric: the cells of every point, whose factors are the same on all seeds."""
+        index: dict[tuple[str, str], dict[object, list[StoredCell]]] = defaultdict(lambda: defaultdict(list))
         for experiment, cells in self.evidence.items():
             for stored in cells:
+                point = frozenset((name, type(value), value) for name, value in stored.cell.factors.items())
                 for metric in stored.cell.metrics:
-                    index[experiment, metric].append(stored)
-        return index
+                    index[experiment, metric][point].append(stored)
+        return {key: points.values() for key, points in index.items()}
 
     @property
     def experiments(self) -> tuple[str, ...]:
@@ -233,8 +236,12 @@ class Table:
         """What this machine measured."""
         return Table(s for s in self.cells if s.local)
 
-    def by_seed(self) -> dict[int, Table]:
+    def by_seed(self) -> Mapping[int, Table]:
         """The cells in force of every seed. They are chosen before, so that four own seeds never mix with twenty."""
+        return self._seed_tables
+
+    @cached_property
+    def _seed_tables(self) -> Mapping[int, Table]:
         tables: dict[int, list[StoredCell]] = defaultdict(list)
         for cells in self.evidence.values():
             for stored in cells:
@@ -255,8 +262,8 @@ class Table:
         """
         if isinstance(selector, str):
             selector = Selector.parse(selector)
-        candidates = self._with_metric.get((selector.experiment, selector.metric), ())
-        found = [stored for stored in candidates if _agrees(stored.cell.factors, selector.where)]
+        points = self._with_metric.get((selector.experiment, selector.metric), ())
+        found = [stored for cells in points if _agrees(cells[0].cell.factors, selector.where) for stored in cells]
         if not found:
             return None
         by_settings: dict[str, list[StoredCell]] = defaultdict(list)
