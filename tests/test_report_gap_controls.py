@@ -90,15 +90,6 @@ def test_units_kept_and_gradients(tmp_path: Path) -> None:
     assert text.count("By the plan the straight-through gradient is") == 3
 
 
-def test_decoding_by_lag(tmp_path: Path) -> None:
-    text = shown(gap_controls.decoding, tmp_path, "trace_decoding")
-    assert "SPEN: slow trace, linear, with the topic" in text
-    assert "Nats gained on the token k back: SPEN" in text
-    assert "SPEN: topic of the window" in text
-    assert "lag 256" in text
-    assert "R² of the decay" in text
-
-
 def test_decoded_tokens_are_charts_and_a_table_for_each_model(tmp_path: Path) -> None:
     text = shown(trace_tokens.decoded_tokens, tmp_path, "trace_decoding")
     for model in ("SPEN", "EMA, dense", "attention, dense"):

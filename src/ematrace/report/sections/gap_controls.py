@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import product
 
 from ematrace.analysis.gap_causes import SWITCHES, GradientsAt, Switches, build_gradients, build_switches, is_misleading
 from ematrace.analysis.gap_scores import MAIN
@@ -13,7 +12,7 @@ from ematrace.report.data import ReportData
 from ematrace.report.formatting import number, over_seeds
 from ematrace.report.gap import text_name, with_interval
 from ematrace.report.parts import Block, Content, DataTable, Paragraph, plain_table
-from ematrace.report.tables import Header, measure_table, measured_rows
+from ematrace.report.tables import Header, measure_table
 from ematrace.results import Factors, Sample, Selector
 
 HELD_OUT: Factors = {"text": "validation", "slice": "all"}
@@ -153,40 +152,20 @@ def _known(sample: Sample) -> str:
     return number(sample.mean, 3) if sample.known else "–"
 
 
-def decoding(data: ReportData) -> Sequence[Content | None]:
-    """By model: the reader's gain over the topic of the window, by lag; and its accuracy."""
+def decoding_charts(data: ReportData) -> Content | None:
+    """By model: the best reader's gain over the topic of the window, by lag."""
     lags = sorted(lag for lag in data.table.values_of("trace_decoding", "lag", size=MAIN) if isinstance(lag, int))
-    models = {k: v for k, v in MODELS.items() if k in data.table.values_of("trace_decoding", "context", size=MAIN)}
     panels: list[Content] = []
-    rows = []
-    for context, model in models.items():
+    for context, model in MODELS.items():
         lines = []
         for held, name in HELD.items():
             where: Factors = {"size": MAIN, "context": context, "representation": held, "number_format": "float32"}
             best: Factors = {"reader": "mlp", "given": "nothing" if held in SEQUENCES else "topic"}
             points = [*_points(data, {lag: {**where, "lag": lag} for lag in lags}, "trace_decoding", "gain_nats", best)]
             lines += [Line(name, points)] if points else []
-            for number_format, given, reader in product(
-                ("float32", "bfloat16"), ("topic", "nothing"), ("linear", "mlp")
-            ):
-                read: Factors = {**where, "number_format": number_format, "given": given, "reader": reader}
-                also = [reader, *(["with the topic"] if given == "topic" else [])]
-                also += [number_format] if number_format != "float32" else []
-                rows.append(
-                    Header(f"{model}: {name}, {', '.join(also)}", "trace_decoding", where=read, group=len(panels))
-                )
-        topic: Factors = {"size": MAIN, "context": context, "reader": "topic"}
-        rows.append(Header(f"{model}: topic of the window", "trace_decoding", where=topic, group=len(panels)))
         if lines:
             panels.append(_chart(f"Nats gained on the token k back: {model}", lines, "tokens back", "nats"))
-    columns = [Header(f"lag {lag}", metric="accuracy", where={"lag": lag}) for lag in lags]
-    columns.append(Header("R² of the decay", metric="decay_r2"))
-    columns.append(Header("its shape (exponential: 1)", metric="decay_shape"))
-    shown = measured_rows(data, rows, columns)
-    return [
-        Block(panels, "panels") if panels else None,
-        measure_table(data, shown, columns, "Accuracy on the token k steps back") if shown else None,
-    ]
+    return Block(panels, "panels") if panels else None
 
 
 def _points(

@@ -8,7 +8,7 @@ from markupsafe import Markup
 
 from ematrace.report.data import ReportData
 from ematrace.report.parts import Content, DataTable, Fold, Paragraph, code
-from ematrace.report.sections.gap_controls import decoding
+from ematrace.report.sections.gap_controls import decoding_charts
 from ematrace.report.tables import Header, measure_table
 from ematrace.results import Factors
 
@@ -38,7 +38,7 @@ def decoded_tokens(data: ReportData) -> Sequence[Content | None]:
     found = data.table.values_of(EXPERIMENT, "lag")
     lags = sorted(lag for lag in found if isinstance(lag, int))
     sizes = [size for size in data.table.values_of(EXPERIMENT, "size") if size != "toy"]
-    panels, *_ = decoding(data)
+    panels = decoding_charts(data)
     tables = [
         part for size in sizes for model in MODELS for part in _model(data, {"context": model, "size": size}, lags)
     ]
