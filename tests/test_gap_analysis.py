@@ -506,7 +506,9 @@ def test_what_would_make_us_doubt_is_said() -> None:
     quiet = load_scores(table(lambda arm: 5.0), "2m")
     assert doubts(quiet, []) == []
     apart = load_scores(table({**dict.fromkeys(CHAIN, 5.0), CHAIN[-1]: 4.8}), "2m")
-    assert doubts(apart, []) == ["GPT-2's block and the skeleton with its parts are 0.16 nats apart."]
+    assert doubts(apart, []) == [
+        f"GPT-2's block and the skeleton with its parts are 0.16 nats apart on {text}." for text in apart.texts
+    ]
     fixed = {ArmFactors(name, width="fixed"): nats for name, nats in (("ema", 4.9), ("attention", 5.0))}
     wide = load_scores(table({EMA: 5.0, ArmFactors("attention"): 4.9, **fixed}), "2m")
     assert any("d_ff is not matched" in doubt for doubt in doubts(wide, []))
@@ -516,9 +518,9 @@ def test_what_would_make_us_doubt_is_said() -> None:
     assert doubts(load_scores(table({**twins, NO_ERROR_AT_FIXED_WIDTH: 4.95}), "2m"), []) == []
     name = "the arm after “norm before the mixer”"
     noisy = load_scores(table({EMA: 5.0}, noise=0.2), "2m")
-    assert any(
-        doubt.startswith("The seeds of the arm after “norm before the mixer” differ by") for doubt in doubts(noisy, [])
-    )
+    here, *elsewhere = doubts(noisy, [])
+    assert here.startswith(f"Seeds differ by more than 0.05 nats on validation: {name} (0.")
+    assert elsewhere == [f"So do those of 1 of 1 arms on {text}." for text in noisy.texts[1:]]
     broken = [run(EMA, seed, 5.0, 4.0, curve={1: 5.0, 2: 4.0, 3: 4.0 + 0.06 * seed}) for seed in range(2)]
     diverged, few = doubts(load_scores(make_table(*broken, *sweep((EMA,))), "2m"), [])
     assert diverged == f"The training loss rose by 0.05 nats or more on some seeds: {name} (1 of 2)."

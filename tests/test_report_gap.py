@@ -159,7 +159,7 @@ class TestFinding:
 
 class TestMarkdown:
     def test_findings_are_those_of_the_cells(self, data: ReportData) -> None:
-        distance, table, _, mixers = findings(data).split("\n\n")
+        distance, table, _, _, mixers = findings(data).split("\n\n")
         start, end = (0.8 * nats_of(arm) + 0.2 * recall_of(arm) for arm in (CHAIN[0], CHAIN[-1]))
         assert f"SPEN's block is {math.exp(start - end):.2f}, " in distance
         assert "Only 3 seeds, where the plan has 5." in distance
@@ -218,6 +218,9 @@ class TestMarkdown:
         traces = 0.8 * 0.1 + 0.2 * 0.4
         assert float(said[1]) == pytest.approx(100 * 0.8 * 0.2 / whole, abs=0.6)
         assert float(said[2]) == pytest.approx(100 * traces / whole, abs=0.6)
+        masked = re.search(r"and traces in place of attention are ([\d.]+)%", findings(data))
+        assert masked is not None
+        assert float(masked[1]) == pytest.approx(100 * traces / (whole - 0.8 * 0.2), abs=0.6)
 
     def test_every_change_wherever_it_was_measured(self, data: ReportData) -> None:
         """Six places for context and for the residual, four for either change of the feed-forward layer."""
@@ -261,7 +264,7 @@ class TestSection:
             for i, seed in enumerate((1000, 1001, 1002))
         ]
         swept = [
-            run(arm, 1000, nats_of(arm) + 0.05, recall_of(arm), experiment="gap_rates", lr=rate)
+            run(arm, 1000, nats_of(arm) + 0.1, recall_of(arm), experiment="gap_rates", lr=rate)
             for arm in ends
             for rate in (0.001, 0.002, 0.008, 0.016)
         ]

@@ -287,11 +287,19 @@ def build_recall(
 def doubts(scores: GapScores, shares: Sequence[Shares], chains: Sequence[Chain] = ()) -> list[str]:
     """What the plan says would make us doubt our own result, where it is so."""
     found = []
-    text = scores.texts[0]
-    for arm, runs in scores.arms.items():
-        nats = scores.nats(arm, text, "all", sorted(runs))
-        if np.ptp(nats) > SPREAD:
-            found.append(f"The seeds of {arm_name(arm)} differ by {np.ptp(nats):.2f} nats.")
+    text, *others = scores.texts
+    spreads = {
+        one: {arm: float(np.ptp(scores.nats(arm, one, "all", sorted(runs)))) for arm, runs in scores.arms.items()}
+        for one in scores.texts
+    }
+    wide = [f"{arm_name(arm)} ({spread:.2f})" for arm, spread in spreads[text].items() if spread > SPREAD]
+    if wide:
+        found.append(f"Seeds differ by more than {SPREAD:g} nats on {text}: {'; '.join(wide)}.")
+    found += [
+        f"So do those of {n} of {len(scores.arms)} arms on {one}."
+        for one in others
+        if (n := sum(spread > SPREAD for spread in spreads[one].values()))
+    ]
     counts = {arm: (len(scores.diverged(arm)), len(runs)) for arm, runs in scores.arms.items()}
     diverged = [f"{arm_name(arm)} ({n} of {runs})" for arm, (n, runs) in counts.items() if n]
     if diverged:
@@ -302,9 +310,10 @@ def doubts(scores: GapScores, shares: Sequence[Shares], chains: Sequence[Chain] 
     learned, gpt2 = CHAIN[-2:]
     both = learned in scores.arms and gpt2 in scores.arms
     if both and (seeds := scores.common_seeds((learned, gpt2))):
-        apart = (scores.nats(learned, text, "all", seeds) - scores.nats(gpt2, text, "all", seeds)).mean()
-        if abs(apart) > SPREAD:
-            found.append(f"GPT-2's block and the skeleton with its parts are {abs(apart):.2f} nats apart.")
+        for one in scores.texts:
+            apart = (scores.nats(learned, one, "all", seeds) - scores.nats(gpt2, one, "all", seeds)).mean()
+            if abs(apart) > SPREAD:
+                found.append(f"GPT-2's block and the skeleton with its parts are {abs(apart):.2f} nats apart on {one}.")
     found += [
         f"The value of {player} changes sign between {one.text} and {other.text}."
         for one, other in pairwise(shares)

@@ -60,11 +60,23 @@ class Sweep:
             return f"only {len(self.curve)} of its rates were tried"
         if not min(self.curve) < self.best < max(self.curve):
             return f"its best rate, {self.best:g}, is at the end of the grid"
-        once = [rate for rate in self.best_three if len(self.curve[rate]) < SEEDS_OF_JUMPS]
-        if self.jumps and once:
-            rates = ", ".join(f"{rate:g}" for rate in sorted(once))
+        if self.seen_once:
+            rates = ", ".join(f"{rate:g}" for rate in self.seen_once)
             return f"one seed says too little around its best rate, {self.best:g}: to be repeated at {rates}"
         return None
+
+    @property
+    def seen_once(self) -> list[float]:
+        """Rates that must be repeated: the best three if one seed says too little, and once some rate was repeated, all
+        that are not JUMP worse than the best: the mean of three seeds and a single one are no match.
+
+        >>> Sweep({}, {0.002: {0: 5.1}, 0.004: {0: 5.1, 1: 5.0, 2: 5.2}, 0.008: {0: 5.0}, 0.016: {0: 5.2}}).seen_once
+        [0.008]
+        """
+        means, wanted = self.means, set(self.best_three if self.jumps else ())
+        if any(len(seeds) > 1 for seeds in self.curve.values()):
+            wanted |= {rate for rate, nats in means.items() if nats - means[self.best] <= JUMP}
+        return sorted(rate for rate in wanted if len(self.curve[rate]) < SEEDS_OF_JUMPS)
 
     @property
     def wanted(self) -> list[tuple[float, int]]:
@@ -80,7 +92,7 @@ class Sweep:
         if self.best in (min(self.curve), max(self.curve)):
             factors = (2, 4) if self.best == max(self.curve) else (1 / 2, 1 / 4)
             return [(self.best * factor, SWEEP_SEED) for factor in factors]
-        return [(rate, s) for rate in sorted(self.best_three) for s in REPEAT_SEEDS if s not in self.curve[rate]]
+        return [(rate, s) for rate in self.seen_once for s in REPEAT_SEEDS if s not in self.curve[rate]]
 
     @property
     def jumps(self) -> bool:
@@ -118,7 +130,6 @@ def sweeps_of(cells: Iterable[Cell]) -> list[Sweep]:
     arms: dict[_Arm, tuple[Mapping[str, Factor], int]] = {}
     for cell in cells:
         rate, step = cell.factors.get("lr"), cell.factors.get("step")
-        trained = cell.metrics[TRAINED].value if TRAINED in cell.metrics else None
         if not isinstance(rate, int | float):
             continue
         factors = {name: value for name, value in cell.factors.items() if name not in ("lr", "step")}
@@ -127,8 +138,9 @@ def sweeps_of(cells: Iterable[Cell]) -> list[Sweep]:
             arms[key] = factors, LEAST_RATES.get(cell.experiment, Sweep.least)
             nats = cell.metrics[SELECTION].value
             found[key][float(rate)][cell.seed] = math.inf if nats is None else nats  # unknown: training broke down
-        if trained is not None and isinstance(step, int):
-            curves[key][float(rate)][cell.seed][step] = trained
+        if TRAINED in cell.metrics and isinstance(step, int):
+            trained = cell.metrics[TRAINED].value
+            curves[key][float(rate)][cell.seed][step] = math.inf if trained is None else trained
     return [
         Sweep(
             factors,

@@ -27,6 +27,7 @@ from ematrace.report.gap import (
 from ematrace.results import Sample
 
 NOT_RECORDED = "What the gap between SPEN and a transformer is made of is not recorded yet."
+MASKED = CHAIN[2]  # SPEN's block without the load-balance loss and with the true gradient
 PARTS = {
     "the load-balance loss and the straight-through gradient of the top-k": (0, 2),
     "traces in place of attention with learned positions": (6, 7),
@@ -41,11 +42,11 @@ CLOSURES = {
 
 
 def findings(data: ReportData) -> str:
-    """For the README: the distance, its steps as a table, and where traces fall behind attention."""
+    """For the README: the distance, its steps on the paper's text, and where traces fall behind attention."""
     gap = GapData(data)
     if gap.scores.is_toy or not gap.chains:
         return f"{NOT_RECORDED}\n"
-    return "\n\n".join([_distance(gap), _steps(gap.chains[0]), *_to_rope(gap), *_mixers(gap)]) + "\n"
+    return "\n\n".join([_distance(gap), _steps(gap.papers_chain), *_to_rope(gap), *_mixers(gap)]) + "\n"
 
 
 def details(data: ReportData) -> str:
@@ -60,7 +61,7 @@ def _distance(gap: GapData) -> str:
     """How far apart the two blocks are, and what of it two parts are, on every text."""
     texts = [text_name(chain.text) for chain in gap.chains]
     worse = [f"{number(math.exp(chain.whole.nats.mean), 2)}" for chain in gap.chains]
-    chain = gap.chains[0]
+    chain = gap.papers_chain
     shares = {what: [_share(c, ends) for c in gap.chains] for what, ends in PARTS.items()}
     known = {what: [share for share in found if share is not None] for what, found in shares.items()}
     parts = [f"{what}, {listed(known[what])}" for what, found in shares.items() if len(known[what]) == len(found)]
@@ -68,30 +69,46 @@ def _distance(gap: GapData) -> str:
     return (
         f"At {gap.parameters} (the paper's SPEN has 130M) SPEN's block is {listed(worse)} times worse than GPT-2's "
         f"in perplexity on {listed(texts)}, where the paper has {PAPERS_GAP}.{of_it} "
-        f"{seeds_text(chain)} Every arm has {gap.size}, the same text and its own swept learning rate. "
+        f"{seeds_text(chain)} Every arm has {gap.size} (within 1%), the same text and its own swept learning rate. "
         f"One change at a time, on {text_name(chain.text)}:"
     )
 
 
 def _to_rope(gap: GapData) -> Iterator[str]:
-    """The same two parts of the distance to attention with rope, which stands beside the chain."""
-    arms = {"SPEN": SPEN, "masked": CHAIN[2], "ema": EMA, "rope": ATTENTION}
-    if any(arm not in gap.scores.arms for arm in arms.values()):
+    """The same two parts of the distance to attention with rope, which stands beside the chain; and what traces are of
+    it from the block with the true gradient, which is the other reading of what the paper calls straight-through."""
+    found = _to_attention(gap, SPEN), _to_attention(gap, MASKED)
+    if found[0] is None or found[1] is None:
         return
+    whole, top_k, traces = found[0]
+    yield (
+        f"With attention with rope at the end instead, the distance is {whole} nats on these texts: the load-balance "
+        f"loss and the gradient are {top_k} of it, traces in place of attention {traces}."
+    )
+    whole, _, traces = found[1]
+    yield (
+        "If the paper's straight-through estimator is a mask that is held constant, its block is the one with the true "
+        f"gradient. From there the distance to attention with rope is {whole} nats, and traces in place of attention "
+        f"are {traces} of it."
+    )
+
+
+def _to_attention(gap: GapData, start: ArmFactors) -> list[str] | None:
+    """The distance from a block of the chain to attention with rope, what of it is left behind at the masked block, and
+    what is traces against attention: on every text. None where there is no share on one."""
+    arms = {"start": start, "masked": MASKED, "ema": EMA, "rope": ATTENTION}
+    if any(arm not in gap.scores.arms for arm in arms.values()):
+        return None
     seeds = gap.scores.common_seeds(arms.values())
-    rows: list[tuple[str, str, str]] = []
+    rows = []
     for text in gap.scores.texts:
         nats = {name: gap.scores.nats(arm, text, "all", seeds) for name, arm in arms.items()}
-        whole = nats["SPEN"] - nats["rope"]
-        top_k, traces = (ratio(part, whole) for part in (nats["SPEN"] - nats["masked"], nats["ema"] - nats["rope"]))
-        if top_k.share is not None and traces.share is not None:
-            rows.append((with_interval(Sample(tuple(whole))), share_text(top_k), share_text(traces)))
-    if len(rows) == len(gap.scores.texts):
-        whole_text, top_k_text, traces_text = (listed(column) for column in zip(*rows, strict=True))
-        yield (
-            f"With attention with rope at the end instead, the distance is {whole_text} nats on these texts: the "
-            f"load-balance loss and the gradient are {top_k_text} of it, traces in place of attention {traces_text}."
-        )
+        whole = nats["start"] - nats["rope"]
+        top_k, traces = (ratio(part, whole) for part in (nats["start"] - nats["masked"], nats["ema"] - nats["rope"]))
+        if traces.share is None:
+            return None
+        rows.append((with_interval(Sample(tuple(whole))), share_text(top_k), share_text(traces)))
+    return [listed(column) for column in zip(*rows, strict=True)]
 
 
 def _share(chain: Chain, ends: tuple[int, int]) -> str | None:
