@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ematrace.grammar import load_grammar
+from ematrace.grammar import half_passives, load_grammar
 from ematrace.spcn import SPCN
 from ematrace.spcn.diagnosis import (
     DOMINATED,
@@ -29,7 +29,7 @@ class Measured:
     """A full-size network after 600 sentences of grammar A; each direction's states and precision."""
 
     def __init__(self, network: str) -> None:
-        A, B = load_grammar("A"), load_grammar("B")
+        A, B = (half_passives(load_grammar(side)) for side in "AB")  # the grammar of the experiments
         train, held_out = ([s.words for s in A.sample(n, seed=seed)] for n, seed in ((600, 0), (200, 1)))
         model = SPCN(network=network, vocabulary=dict.fromkeys(A.words + B.words), epochs=0).fit(train)
         self.precision = precision_in_range(model, train)
