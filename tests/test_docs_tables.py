@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from cells_support import make_file, make_row, make_table
-from ematrace.analysis.choices import change_of, under_choice
+from ematrace.analysis.choices import Quantity, change_of, under_choice
 from ematrace.ledger import build_ledger, load_claims
 from ematrace.report.data import ReportData
 from ematrace.report.parts import Fold, walk
@@ -218,15 +218,15 @@ class TestChoices:
         return made(*runs("choices", [rows] * 2), *runs("trace_probe", own))
 
     def test_changes_beyond_scatter(self, data: ReportData) -> None:
-        selector = Selector("trace_probe", "within", FULL)
-        large, small = (change_of(data.table, name, selector) for name in ("k 4%", "no ReLU"))
+        figure = Quantity(Selector("trace_probe", "within", FULL))
+        large, small = (change_of(data.table, name, figure) for name in ("k 4%", "no ReLU"))
         assert large is not None
         assert small is not None
         assert (large.difference, small.difference) == (pytest.approx(-0.1), pytest.approx(0.02))
         assert large.scatter == pytest.approx(2 * np.std([0.90, 0.92], ddof=1))
         assert (large.beyond_scatter, small.beyond_scatter) == (True, False)
-        assert change_of(data.table, "three epochs", selector) is None
-        by_role = Selector("trace_probe", "role_transfer", {**FULL, "role": "verb"})
+        assert change_of(data.table, "three epochs", figure) is None
+        by_role = Selector("trace_probe", "role_transfer", {"representation": "l0", "role": "verb"})
         assert under_choice(by_role, "k 4%") is None
 
     def test_columns_by_hand_stay(self, data: ReportData) -> None:
@@ -248,10 +248,12 @@ class TestChoices:
     def test_claims_and_directions(self, data: ReportData) -> None:
         text = write("choices-claims", data)
         default = row(text, "*default*, the figures themselves")
-        assert default == ["–", "–", ".900 / .900 / .900", ".800 / .800", "–", "–", "none"]
-        c13, failing = row(text, "k 4%")[3], row(text, "k 4%")[-1]
+        # the claims that have no cell under the default have no column
+        assert [head[:3] for head in row(text, "choice")] == ["C03", "C13", "dir"]
+        assert default == [".900 / .900 / .900", ".800 / .800", "none"]
+        c13, failing = row(text, "k 4%")[1:]
         assert (c13, failing) == ("+.050 / +.050", "C13")  # without cells of its own nothing is known of its scatter
-        assert row(text, "*2 standard deviations over seeds*")[2] == ".028 / .028 / .028"
+        assert row(text, "*2 standard deviations over seeds*")[0] == ".028 / .028 / .028"
 
     def test_page(self, data: ReportData) -> None:
         table, fold = choices_section(data)
@@ -260,5 +262,5 @@ class TestChoices:
         assert isinstance(fold, Fold)
         (claims,) = [part for part in walk(fold) if hasattr(part, "body")]
         shown = [[str(cell.content) for cell in line.cells] for line in claims.body]
-        assert shown[1][3] == " / ".join(["<b>−.100</b>"] * 3)
+        assert shown[1][1] == " / ".join(["<b>−.100</b>"] * 3)
         assert [line[-1] for line in shown] == ["none", "C13", "none"]

@@ -18,8 +18,7 @@ from sklearn.random_projection import johnson_lindenstrauss_min_dim
 from threadpoolctl import threadpool_limits
 
 from cells_support import make_file, make_table
-from ematrace.experiments import EXPERIMENTS, Context, Metric, Point, choices, lag_decoding, networks
-from ematrace.experiments.ablations import VARIANTS
+from ematrace.experiments import EXPERIMENTS, Context, Metric, Point, lag_decoding, networks
 from ematrace.experiments.base import merged
 from ematrace.experiments.controls import majority
 from ematrace.experiments.distances import jl_epsilon, sparse_code
@@ -271,7 +270,7 @@ def check_rows(rows: list[Row]) -> None:
             assert metric.value is not None or metric.n == 0, row
 
 
-@pytest.mark.parametrize("name", [name for name in GRAMMAR if name != "choices"])
+@pytest.mark.parametrize("name", GRAMMAR)
 def test_measures_every_metric_that_claims_select(task, measured, name):
     wide = GrammarTask(0, spcn={"widths": (512, 32, 16, 8)}, sizes=TINY)  # claims name the paper's 1,024 dimensions
     rows = EXPERIMENTS[name].measure(Given(wide)) if name == "dimension_control" else measured(name)
@@ -281,24 +280,6 @@ def test_measures_every_metric_that_claims_select(task, measured, name):
     table = make_table(file).at(claims.defaults)
     needed = {s for claim in claims for s in (*claim.selectors, *(claim.control.of if claim.control else ()))}
     assert {s for s in needed if s.experiment == name and table.select(s) is None} == set()
-
-
-def test_choices_measures_each_choice_and_probe(task, monkeypatch):
-    few = {name: choices.CHOICES[name] for name in ("default", "no reset between sentences", "three epochs")}
-    monkeypatch.setattr(choices, "CHOICES", few)
-    shares = []
-    rows = choices.measure(Given(task, shares.append), **DEFAULT)
-    check_rows(rows)
-    names = [*VARIANTS, "no_spa", "no_spa_no_slow"]
-    parts = [*({"variant": name} for name in names), *({"level": level} for level in range(4))]
-    of_networks = [{"choice": choice, **part} for choice in few for part in parts]
-    of_probes = [{"choice": probe, "variant": "full"} for probe in choices.PROBES]
-    assert [row.factors for row in rows] == [*of_networks, *of_probes]
-    assert shares == sorted(shares)
-    assert shares
-    assert rows[0].metrics == task.accuracies(task.probe([FULL])[FULL])
-    changed = task.accuracies(task.probe([FULL], task.spcn(epochs=3, spa=False))[FULL])
-    assert value_of(rows, "within", choice="three epochs", variant="no_spa") == changed["within"]
 
 
 def test_accuracies_are_counted_on_all_tokens(task, measured):
@@ -647,7 +628,7 @@ def test_settings_are_those_of_the_recorded_results():
                 expected = experiment.resolve_settings(point, experiment.settings)
                 assert read_file(path).settings == json.loads(json.dumps(expected))
                 compared.append(point.factors["grammar"])
-    assert compared.count(DEFAULT["grammar"]) == len(recorded_names) >= 10
+    assert compared.count(DEFAULT["grammar"]) == len(recorded_names) >= 9
     assert compared.count(DRAWN) >= 7
 
 
@@ -655,7 +636,7 @@ def test_quick_robustness_is_what_takes_seconds():
     quick = {name for name in GRAMMAR if EXPERIMENTS[name].quick_draws}
     assert quick == {"trace_probe", "position", "distances"}
     assert {EXPERIMENTS[name].quick_draws for name in quick} == {QUICK_DRAWS}
-    assert [name for name in GRAMMAR if EXPERIMENTS[name].robustness is None] == ["choices"]
+    assert [name for name in GRAMMAR if EXPERIMENTS[name].robustness is None] == []
 
 
 @pytest.mark.parametrize("lag", [1, 3])

@@ -6,10 +6,10 @@ import re
 from collections.abc import Callable
 
 from doc_tables.blocks import ACCURACIES, NOT_RECORDED, cells_of, markdown, means, seeds_of, select, table
-from ematrace.analysis.choices import CLAIMS, DEFAULT, EXPERIMENT, SCATTER, Change, change_of, failing
+from ematrace.analysis.choices import DEFAULT, EXPERIMENT, SCATTER, Change, Quantity, change_of, failing
 from ematrace.report.data import ReportData
 from ematrace.report.formatting import number
-from ematrace.report.sections.choices import change_text, comparisons_of, failing_text, figures_of
+from ematrace.report.sections.choices import change_text, comparisons_of, failing_text, measured_figures, names_of
 from ematrace.results import Selector
 
 # By the first column of the page's table, its last one: {choice} stands for the change of W / T / D by it. Rows that
@@ -40,8 +40,8 @@ _FIELD = re.compile(r"\{([^{}]+)\}")
 @table("choices-spcn")
 def spcn(data: ReportData, block: str) -> str:
     def change(choice: str) -> str:
-        selectors = [Selector("trace_probe", m, {"representation": "l0+traces"}) for m in ACCURACIES]
-        found = [change_of(data.table, choice, selector) for selector in selectors]
+        figures = [Quantity(Selector("trace_probe", m, {"representation": "l0+traces"})) for m in ACCURACIES]
+        found = [change_of(data.table, choice, figure) for figure in figures]
         return NOT_RECORDED if None in found else " / ".join(show(c) for c in found)
 
     names = [name for template in SPCN.values() for name in _FIELD.findall(template)]
@@ -75,16 +75,14 @@ def _last_column(block: str, templates: dict[str, str], fill: Callable[[str], st
 @table("choices-claims", EXPERIMENT)
 def claims(data: ReportData, _: str) -> str:
     """The default's figures, then changes; last what scatters by chance."""
-    figures = {claim.id: figures_of(claim) for claim in map(data.claims.__getitem__, CLAIMS)}
-    compared = comparisons_of(data.claims)
-    names = [str(name) for name in data.table.values_of(EXPERIMENT, "choice")]
+    figures, compared = measured_figures(data), comparisons_of(data.claims)
     lines = []
-    for name in names:
-        found = {id: [change_of(data.table, name, s) for s in selectors] for id, selectors in figures.items()}
+    for name in names_of(data.table):
+        found = {id: [change_of(data.table, name, q) for q in quantities] for id, quantities in figures.items()}
         fails = failing_text(failing(data.table, name, compared))
         first = f"*{name}*, the figures themselves" if name == DEFAULT else name
         lines.append((first, *(_joined(changes, name == DEFAULT) for changes in found.values()), fails))
-    scatter = {id: [change_of(data.table, DEFAULT, s) for s in selectors] for id, selectors in figures.items()}
+    scatter = {id: [change_of(data.table, DEFAULT, q) for q in quantities] for id, quantities in figures.items()}
     spread = [" / ".join(number(c.scatter if c else None, 3) for c in changes) for changes in scatter.values()]
     lines.append((f"*{SCATTER:g} standard deviations over seeds*", *spread, "–"))
     heads = ("choice", *(f"{id} {data.claims[id].title}" for id in figures), "directions that fail")

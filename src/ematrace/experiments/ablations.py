@@ -28,12 +28,12 @@ def measure(ctx: Context, **grammar: Any) -> list[Row]:
     ]
 
 
-def probe_variants(task: GrammarTask, **changes: Any) -> tuple[dict[str, Probed], dict[int, Probed]]:
-    """By variant and by level, of the task's network but for the changes."""
-    model = task.spcn(**changes)
-    probed = task.probe(tuple(VARIANTS.values()), model if changes else None)
+def probe_variants(task: GrammarTask) -> tuple[dict[str, Probed], dict[int, Probed]]:
+    """By variant and by level."""
+    model = task.spcn()
+    probed = task.probe(tuple(VARIANTS.values()))
     # The paper does not say what "trace projections" are, so that part of C14 has nothing to remove.
-    without_spa = task.probe((FULL, "l0+fast"), task.spcn(**{**changes, "spa": False}))
+    without_spa = task.probe((FULL, "l0+fast"), task.spcn(spa=False))
     variants = {name: probed[part] for name, part in VARIANTS.items()}
     variants |= {"no_spa": without_spa[FULL], "no_spa_no_slow": without_spa["l0+fast"]}
     higher = {level: f"l{level}.traces" for level in range(1, len(model.widths))}

@@ -24,11 +24,11 @@ def measure(ctx: Context, **grammar: Any) -> list[Row]:
     for part, size in CONDITIONS:
         columns = model.columns(part, FULL)
         if size is None:
-            readouts[f"{part} {size} 0"] = gram.solve(task.ridge_lambda, columns)
+            readouts[f"{part} {size} 0"] = task.solve(gram, columns)
         else:
             for draw in range(PROJECTIONS):
                 P = gaussian_projection(len(columns), size, seed=PROJECTIONS * task.seed + draw)
-                readouts[f"{part} {size} {draw}"] = gram.solve(task.ridge_lambda, columns, projection=P)
+                readouts[f"{part} {size} {draw}"] = task.solve(gram, columns, P)
     scores = task.score(readouts, model)
 
     def mean(probed: list[Probed]) -> dict[str, Metric]:

@@ -26,6 +26,7 @@ def measure(ctx: Context, **grammar: Any) -> list[Row]:
     """
     task = grammar_task(ctx, **grammar)
     model = task.spcn()
+    by_magnitude, rectify = model.topk_by == "magnitude", bool(model.rectify)
     W, k = np.asarray(model.W_ff()[0], np.float64), model.ks_[0]
     one_hot = np.eye(len(task.vocabulary))
     index = {word: i for i, word in enumerate(task.vocabulary)}
@@ -45,7 +46,7 @@ def measure(ctx: Context, **grammar: Any) -> list[Row]:
         epsilon = jl_epsilon(len(points), W.shape[0])
         rows.append(Row({"points": name}, {"jl_epsilon": number(epsilon)}))
         drive = points @ W.T
-        for code, images in (("linear", drive), ("topk", sparse_code(drive, k))):
+        for code, images in (("linear", drive), ("topk", sparse_code(drive, k, by_magnitude, rectify))):
             rows.append(Row({"points": name, "code": code}, compare(points, images, epsilon)))
     return rows
 
@@ -81,10 +82,11 @@ def jl_epsilon(points: int, dimension: int) -> float:
     return float(brentq(lambda e: 4 * np.log(points) - dimension * (e**2 / 2 - e**3 / 3), 1e-6, 1.0))
 
 
-def sparse_code(drive: Floats, k: int) -> Floats:
-    """Rectified top-k of each row at unit length, as in settling."""
-    threshold = np.partition(drive, -k, axis=1)[:, [-k]]
-    code = np.where(drive >= threshold, np.maximum(drive, 0.0), 0.0)
+def sparse_code(drive: Floats, k: int, by_magnitude: bool = False, rectify: bool = True) -> Floats:
+    """Top-k of each row, rectified, at unit length, as in settling."""
+    size = np.abs(drive) if by_magnitude else drive
+    threshold = np.partition(size, -k, axis=1)[:, [-k]]
+    code = np.where(size >= threshold, np.maximum(drive, 0.0) if rectify else drive, 0.0)
     return np.asarray(code / np.linalg.norm(code, axis=1, keepdims=True))
 
 

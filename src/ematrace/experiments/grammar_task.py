@@ -119,11 +119,14 @@ def grammar_task(ctx: Context, grammar: str = GRAMMAR, k: float | None = None) -
     if k is not None:
         spcn["k"] = k
     sizes = Sizes(**ctx.settings["sentences"])
-    return ctx.share(_make, ctx.seed, grammar, tuple(spcn.items()), sizes, ctx.settings["ridge_lambda"])
+    probe = {"ridge_lambda": ctx.settings["ridge_lambda"], "fit_intercept": ctx.settings.get("fit_intercept", True)}
+    return ctx.share(_make, ctx.seed, grammar, tuple(spcn.items()), sizes, tuple(probe.items()))
 
 
-def _make(seed: int, grammar: str, spcn: tuple[tuple[str, Any], ...], sizes: Sizes, ridge_lambda: float) -> GrammarTask:
-    return GrammarTask(seed, grammar_pair(grammar, seed), spcn=dict(spcn), sizes=sizes, ridge_lambda=ridge_lambda)
+def _make(
+    seed: int, grammar: str, spcn: tuple[tuple[str, Any], ...], sizes: Sizes, probe: tuple[tuple[str, Any], ...]
+) -> GrammarTask:
+    return GrammarTask(seed, grammar_pair(grammar, seed), spcn=dict(spcn), sizes=sizes, **dict(probe))
 
 
 @dataclass(frozen=True)
@@ -145,12 +148,13 @@ class GrammarTask:
         spcn: Mapping[str, Any] | None = None,
         sizes: Sizes | None = None,
         ridge_lambda: float = 0.01,
+        fit_intercept: bool = True,
     ) -> None:
         self.seed = seed
         self.A, self.B = grammars or grammar_pair(GRAMMAR)
         self.spcn_settings = dict(spcn or {})
         self.sizes = sizes or Sizes()
-        self.ridge_lambda = ridge_lambda
+        self.ridge_lambda, self.fit_intercept = ridge_lambda, fit_intercept
         self._networks: dict[tuple[tuple[str, Any], ...], SPCN] = {}
         self._bigru: BiGRUTagger | None = None
 
@@ -234,10 +238,12 @@ class GrammarTask:
         network = model or self.spcn()
         tokens = self.token_gram if model is None and representation == FULL else self.gram_of(network, representation)
         gram = self.by_role_gram(tokens)
-        readouts = {
-            name: gram.solve(self.ridge_lambda, columns=network.columns(name, representation)) for name in names
-        }
+        readouts = {name: self.solve(gram, network.columns(name, representation)) for name in names}
         return self.score(readouts, network, representation)
+
+    def solve(self, gram: GramMatrix, columns: Codes | None = None, projection: Floats | None = None) -> Readout:
+        """The probe of these features, as the task's settings have it."""
+        return gram.solve(self.ridge_lambda, columns, projection, self.fit_intercept)
 
     def score(self, readouts: Mapping[str, Readout], model: SPCN, representation: str = FULL) -> dict[str, Probed]:
         """Test all readouts of one representation in one pass over the held-out sentences."""
@@ -268,7 +274,7 @@ class GrammarTask:
         train = features(self.train)
         gram = GramMatrix(train.shape[1], self.roles)
         gram.update(train, role_codes(self.train, self.roles))
-        readout = gram.solve(self.ridge_lambda)
+        readout = self.solve(gram)
 
         within, transfer = (readout.predict_codes(features(held_out)) for held_out in (self.within, self.transfer))
         return self.judge(within, transfer)

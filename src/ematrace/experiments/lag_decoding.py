@@ -28,15 +28,26 @@ PARTS = {"fast": "fast@forward", "slow": "slow@forward", "traces": "traces@forwa
 
 
 def measure(ctx: Context, **grammar: Any) -> list[Row]:
+    task = grammar_task(ctx, **grammar)
+    train, test = encode_forward(task)
+    activation = train[:, task.spcn().columns("l0@forward", FORWARD)]
+    return read_back(task, train, test) + peeled(task, activation)
+
+
+def encode_forward(task: GrammarTask) -> tuple[Floats, Floats]:
+    """What the network makes of the training and of the held-out sentences."""
+    model = task.spcn()
+    return model.encode(task.train, FORWARD), model.encode(task.within, FORWARD)
+
+
+def read_back(task: GrammarTask, train: Floats, test: Floats, lags: Sequence[int] = LAGS) -> list[Row]:
     """Words, nouns and roles k steps back, by a linear probe of the traces and by guessing.
 
     noun_accuracy is over the places where a noun stood k steps back, and its reader knows that it was one; that of
     noun_among_words_accuracy does not, and also has to find out whose turn it was. The reader "role" knows that noun's
     role and sees nothing else: what structure alone tells of the noun.
     """
-    task = grammar_task(ctx, **grammar)
     model = task.spcn()
-    train, test = model.encode(task.train, FORWARD), model.encode(task.within, FORWARD)
     columns = {name: model.columns(part, FORWARD) for name, part in PARTS.items()}
     traces = columns["traces"]
     position = {name: np.searchsorted(traces, cols) for name, cols in columns.items()}
@@ -44,7 +55,7 @@ def measure(ctx: Context, **grammar: Any) -> list[Row]:
 
     def solve(gram: GramMatrix) -> dict[str, Readout]:
         """For each part of the traces."""
-        return {name: gram.solve(task.ridge_lambda, cols) for name, cols in position.items()}
+        return {name: task.solve(gram, cols) for name, cols in position.items()}
 
     def read(readouts: dict[str, Readout], asked: Mask, answers: Labels) -> dict[str, Metric]:
         return {name: score(readout.predict(test_traces[asked]), answers) for name, readout in readouts.items()}
@@ -58,7 +69,7 @@ def measure(ctx: Context, **grammar: Any) -> list[Row]:
     roles = [[role for s in sentences for role in s.roles] for sentences in (task.train, task.within)]
     role_now = read(solve(learn(everything, roles[0], task.roles)), everything, roles[1])
     rows = [Row({"reader": "probe", "trace": name}, {"role_accuracy": found}) for name, found in role_now.items()]
-    for lag in LAGS:
+    for lag in lags:
         seen, asked = Lagged(task, task.train, lag), Lagged(task, task.within, lag)
         tokens = learn(seen.mask, seen.tokens, task.token_labels)
         by_word = tokens.relabel(task.A.words, {label: label.split()[0] for label in task.token_labels})
@@ -84,8 +95,7 @@ def measure(ctx: Context, **grammar: Any) -> list[Row]:
             )
         )
         rows.append(Row({"reader": "role", "lag": lag}, {"noun_accuracy": guess_from_role(seen, asked)}))
-    activation = train[:, model.columns("l0@forward", FORWARD)]
-    return rows + peeled(task, activation)
+    return rows
 
 
 def nouns_of(task: GrammarTask) -> tuple[str, ...]:

@@ -44,25 +44,46 @@ Replaced = list[tuple[str, str]]
 """Of each token: the word that took its place, and the role that it was given."""
 
 
+ByInput = dict[tuple[str, str], dict[str, Metric]]
+"""Metrics by input and role; the role "" stands for all of them."""
+
+
 def measure(ctx: Context, **grammar: Any) -> list[Row]:
     task = grammar_task(ctx, **grammar)
     bigru, sentences = task.bigru(ctx.progress), task.within[:SENTENCES]
     at = content_tokens(sentences, task.A.function_words)
-    roles_of = RolesOfClasses(task.train, task.A)
-    metrics: dict[tuple[str, str], dict[str, Metric]] = {}  # by input and role
-    for prefix, tagger in (("", bigru), ("spcn_", ProbeTagger(task))):
-        scores, others = read_changed(tagger, task, sentences, at, roles_of)
-        if tagger is bigru:
-            scores["context_only"] = context_only_accuracy(bigru, sentences, at)
-            scores["word_only"] = word_only_accuracy(bigru, sentences, at)
-        for name, score in scores.items():
-            metrics.setdefault((name, ""), {})[f"{prefix}content_accuracy"] = accuracy(score.accuracy, score.n)
-            for role, (correct, n) in score.by_role.items():
-                metrics.setdefault((name, role), {})[f"{prefix}role_accuracy"] = accuracy(correct / n, n)
-        chances = Chances(task.train, task.A, roles_of)
-        found = word_or_context(others, [sentences[i].roles[t] for i, t in at], chances)
-        metrics["other_class", ""] |= {f"{prefix}{name}": metric for name, metric in found.items()}
+    hidden = {
+        "context_only": context_only_accuracy(bigru, sentences, at),
+        "word_only": word_only_accuracy(bigru, sentences, at),
+    }
+    metrics = metrics_of(bigru, task) | by_input(hidden)
+    for key, of_spcn in spcn_metrics(task).items():
+        metrics.setdefault(key, {}).update(of_spcn)
     return [Row({"input": name, **({"role": role} if role else {})}, found) for (name, role), found in metrics.items()]
+
+
+def spcn_metrics(task: GrammarTask) -> ByInput:
+    """What the BiGRU has no part in."""
+    found = metrics_of(ProbeTagger(task), task)
+    return {key: {f"spcn_{name}": metric for name, metric in metrics.items()} for key, metrics in found.items()}
+
+
+def metrics_of(tagger: Tagger, task: GrammarTask) -> ByInput:
+    sentences = task.within[:SENTENCES]
+    at, roles_of = content_tokens(sentences, task.A.function_words), RolesOfClasses(task.train, task.A)
+    scores, others = read_changed(tagger, task, sentences, at, roles_of)
+    metrics, chances = by_input(scores), Chances(task.train, task.A, roles_of)
+    metrics["other_class", ""] |= word_or_context(others, [sentences[i].roles[t] for i, t in at], chances)
+    return metrics
+
+
+def by_input(scores: Mapping[str, TokenScore]) -> ByInput:
+    metrics: ByInput = {}
+    for name, score in scores.items():
+        metrics[name, ""] = {"content_accuracy": accuracy(score.accuracy, score.n)}
+        for role, (correct, n) in score.by_role.items():
+            metrics[name, role] = {"role_accuracy": accuracy(correct / n, n)}
+    return metrics
 
 
 class ProbeTagger:
@@ -70,7 +91,7 @@ class ProbeTagger:
 
     def __init__(self, task: GrammarTask) -> None:
         self.model = task.spcn()
-        self.readout = task.by_role_gram(task.token_gram).solve(task.ridge_lambda)
+        self.readout = task.solve(task.by_role_gram(task.token_gram))
 
     def predict(self, sentences: Sequence[Sequence[str]]) -> list[tuple[str, ...]]:
         roles: list[str] = []

@@ -23,8 +23,8 @@ def measure(ctx: Context, **grammar: Any) -> list[Row]:
     model, gram, label_of = task.spcn(), task.by_role_gram(task.token_gram), control_task(task)
     control_gram = task.by_word_gram(task.token_gram, label_of)
     columns = {name: model.columns(name, FULL) for name in REPRESENTATIONS}
-    probes = {name: gram.solve(task.ridge_lambda, columns[name]) for name in REPRESENTATIONS}
-    controls = {f"control {name}": control_gram.solve(task.ridge_lambda, columns[name]) for name in REPRESENTATIONS}
+    probes = {name: task.solve(gram, columns[name]) for name in REPRESENTATIONS}
+    controls = {f"control {name}": task.solve(control_gram, columns[name]) for name in REPRESENTATIONS}
     within = task.predict(probes | controls, model, task.within)
     transfer = task.predict(probes, model, task.transfer)
     labels = [label_of[word] for s in task.within for word in s.words]

@@ -20,6 +20,7 @@ from ematrace.ledger.verdicts import (
     Robustness,
     Share,
     build_ledger,
+    holds_at_points,
     judge,
 )
 
@@ -40,6 +41,7 @@ __all__ = [
     "build_ledger",
     "check_direction",
     "check_figure",
+    "holds_at_points",
     "judge",
     "keep_claims",
     "load_claims",

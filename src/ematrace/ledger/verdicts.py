@@ -365,12 +365,12 @@ def _over_draws(direction: Direction, draws: Sequence[Table]) -> tuple[list[bool
             outcomes.append(None)
             continue
         used += selections.values()
-        outcomes.append(_holds_at_points(direction, {s: found.sample.mean for s, found in selections.items()}))
+        outcomes.append(holds_at_points(direction, {s: found.sample.mean for s, found in selections.items()}))
     return (outcomes if used else None), used
 
 
-def _holds_at_points(direction: Direction, means: Mapping[Selector, float]) -> bool | None:
-    """None where a value is not known or a ratio is not defined."""
+def holds_at_points(direction: Direction, means: Mapping[Selector, float]) -> bool | None:
+    """Whether the predicate holds of bare numbers; None where one is not known or a ratio is not defined."""
 
     def value(side: Selector | float) -> float:
         return means[side] if isinstance(side, Selector) else side
@@ -382,5 +382,5 @@ def _holds_at_points(direction: Direction, means: Mapping[Selector, float]) -> b
     holds = compare_points(direction.op, left / over, right, direction.by)
     if direction.unless is None:
         return holds
-    other = _holds_at_points(direction.unless, means)
+    other = holds_at_points(direction.unless, means)
     return None if other is None else holds or other

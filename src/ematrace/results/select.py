@@ -25,7 +25,13 @@ _FACTOR = re.compile(rf"(?P<name>{NAME})\s*=\s*(?P<value>\"(?:[^\"\\]|\\.)*\"\s*
 SAME_DATA = ("sentences", "grammar")
 """Settings that say, with the seed, which sentences an experiment had."""
 BUDGET = ("tokens", "sequences", "length", "warmup", "vocab_size", "windows", "reader", "batch")
-DECIDED_BY = {"budget": ("tokens",), "vocabulary": ("vocab_size",), "part": ("ff_rates",), "size": BUDGET}
+DECIDED_BY = {
+    "budget": ("tokens",),
+    "vocabulary": ("vocab_size",),
+    "part": ("ff_rates",),
+    "size": BUDGET,
+    "choice": ("spcn", "ridge_lambda", "fit_intercept"),
+}
 """Settings that a factor of another name decides; one of the same name decides the setting of that name."""
 
 

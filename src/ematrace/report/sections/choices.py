@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 from markupsafe import Markup
 
@@ -11,42 +12,58 @@ from ematrace.analysis.choices import (
     DEFAULT,
     EXPERIMENT,
     SCATTER,
+    SHOWN,
     Change,
     Comparison,
+    Quantity,
     change_of,
+    depends_on_choice,
     failing,
-    under_choice,
 )
-from ematrace.ledger import Claim, Claims
+from ematrace.ledger import Claim, Claims, holds_at_points
 from ematrace.report.data import ReportData
 from ematrace.report.formatting import number
 from ematrace.report.parts import Content, Fold, Paragraph, plain_table
 from ematrace.report.sections.accuracy import COLUMNS
 from ematrace.report.tables import Header, measure_table
-from ematrace.results import Selector
+from ematrace.results import Table
+
+EXPLAINED = {
+    "C05": "C05: T / D of the traces.",
+    "C18": "C18: nouns read from the slow trace one / three words later.",
+    "C42": "C42: worst distortion after top-k, of words / of states of L0.",
+    "C43": "C43: accuracy on a new word less that on a known one / over chance, context less word.",
+}
 
 
 def choices(data: ReportData) -> Sequence[Content | None]:
-    names = [str(name) for name in data.table.values_of(EXPERIMENT, "choice")]
+    names = names_of(data.table)
     rows = [Header(name, EXPERIMENT, where={"choice": name, "variant": "full"}) for name in names]
     return [measure_table(data, rows, COLUMNS, "Accuracy by choice"), claims_by_choice(data, names)]
 
 
+def names_of(table: Table) -> list[str]:
+    """Of the choices that were measured, the default first."""
+    names = [str(name) for name in table.values_of(EXPERIMENT, "choice")]
+    return sorted(names, key=lambda name: name != DEFAULT)
+
+
 def claims_by_choice(data: ReportData, names: Sequence[str]) -> Content | None:
     """The figures of claims under the default, and how each choice changes them."""
-    figures = {id: figures_of(data.claims[id]) for id in CLAIMS if id in data.claims}
+    figures = measured_figures(data)
     if DEFAULT not in names or not figures:
         return None
     compared = comparisons_of(data.claims)
     rows: list[list[Content]] = []
     for name in names:
-        changes = [[change_of(data.table, name, s) for s in selectors] for selectors in figures.values()]
+        changes = [[change_of(data.table, name, q) for q in quantities] for quantities in figures.values()]
         cells = [_cell(of_claim, name == DEFAULT) for of_claim in changes]
         rows.append([name, *cells, failing_text(failing(data.table, name, compared))])
     heads = ["choice", *(f"{id} {data.claims[id].title}" for id in figures), "directions that fail"]
     note = Paragraph(
         "First the default's figures, as each claim gives them, then how a choice changes them. A change beyond "
-        f"{SCATTER:g} standard deviations over seeds is bold. Directions are those of the claims, by means over seeds."
+        f"{SCATTER:g} standard deviations over seeds is bold. Directions are those of the claims, by means over seeds. "
+        + " ".join(text for id, text in EXPLAINED.items() if id in figures)
     )
     table = plain_table(heads, rows, "Figures of claims by choice", "words")
     return Fold("What each choice does to the figures of claims", [note, table])
@@ -69,17 +86,24 @@ def failing_text(claims: Sequence[str] | None) -> str:
     return "–" if claims is None else ", ".join(claims) or "none"
 
 
-def figures_of(claim: Claim) -> list[Selector]:
-    """The claim's own figures that `choices` measures again."""
-    return [figure.of for figure in claim.figure if under_choice(figure.of, DEFAULT) is not None]
+def measured_figures(data: ReportData) -> Mapping[str, Sequence[Quantity]]:
+    """By claim, those that have a value under the default."""
+    figures = {id: figures_of(data.claims[id]) for id in CLAIMS if id in data.claims}
+    return {id: found for id, found in figures.items() if any(change_of(data.table, DEFAULT, q) for q in found)}
+
+
+def figures_of(claim: Claim) -> Sequence[Quantity]:
+    """The claim's own figures that depend on the network, or what is shown in their place."""
+    figures = [Quantity(f.of, f.minus, f.over) for f in claim.figure if depends_on_choice([f.of])]
+    return SHOWN.get(claim.id, figures)
 
 
 def comparisons_of(claims: Claims) -> list[Comparison]:
-    """The directions of these claims, where they compare two measurements."""
+    """The directions of these claims that depend on the network."""
     return [
-        (id, d.left, d.op, d.right)
+        Comparison(id, direction.selectors, partial(holds_at_points, direction))
         for id in CLAIMS
         if id in claims
-        for d in claims[id].direction
-        if isinstance(d.right, Selector) and d.op in ("<", ">") and not d.by and d.over is None
+        for direction in claims[id].direction
+        if depends_on_choice(direction.selectors)
     ]
