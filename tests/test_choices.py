@@ -14,7 +14,7 @@ import torch
 from threadpoolctl import threadpool_limits
 
 from cells_support import make_file, make_row, make_table
-from ematrace.analysis.choices import CLAIMS, DEFAULT, SHOWN, change_of, failing, under_choice
+from ematrace.analysis.choices import CLAIMS, DEFAULT, SHOWN, change_of, hold_under, under_choice
 from ematrace.experiments import EXPERIMENTS, Context, Point, dimension_control
 from ematrace.experiments.choices import CHOICES, PROBES
 from ematrace.experiments.distances import sparse_code
@@ -24,7 +24,7 @@ from ematrace.experiments.runner.units import jobs_of
 from ematrace.experiments.runner.worker import measure_unit
 from ematrace.ledger import load_claims
 from ematrace.probes import GramMatrix
-from ematrace.report.sections.choices import comparisons_of, figures_of
+from ematrace.report.sections.choices import comparisons_of, failing_text, figures_of
 from ematrace.results import CellFile, Selector, Table, read_file
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -230,13 +230,24 @@ def test_directions_with_margins_and_ratios_are_judged_as_in_the_ledger():
     """C08 holds above .9 of the BiGRU; C07 where the BiGRU is better than SPCN."""
     compared = comparisons_of(CLAIMS_OF_PAPER)
     assert {c.claim for c in compared} == set(CLAIMS)
-    for bigru, failing_by_choice in (
-        ({0: 0.9, 1: 0.95}, {"default": [], "worse": ["C08"]}),
-        ({0: 0.5, 1: 0.5}, {"default": ["C07"], "worse": ["C07"]}),
+    for bigru, by_default, worse in (
+        ({0: 0.9, 1: 0.95}, {"C07": True, "C08": True}, {"C07": True, "C08": False}),
+        ({0: 0.5, 1: 0.5}, {"C07": False, "C08": True}, {"C07": False, "C08": True}),
     ):
         table = made(bigru)
-        assert {name: failing(table, name, compared) for name in failing_by_choice} == failing_by_choice
-    assert failing(made({}), "worse", compared) is None
+        assert [hold_under(table, name, compared) for name in ("default", "worse")] == [by_default, worse]
+    assert hold_under(made({}), "worse", compared) == {}
+
+
+def test_directions_that_fail_are_named_where_they_differ_from_the_default():
+    by_default = {"C01": True, "C10": False, "C18": False}
+    assert failing_text(by_default, {}) == "C10, C18"
+    assert failing_text({"C01": True}, {"C01": True}) == "none"
+    assert failing_text({"C01": False}, {"C01": True}) == "C01"
+    assert failing_text(by_default, by_default) == "the same"
+    assert failing_text({"C01": False, "C10": True, "C18": False}, by_default) == "also C01, not C10"
+    assert failing_text({"C01": False}, by_default) == "also C01"  # of C10 and C18 nothing is known
+    assert failing_text({}, by_default) == "–"
 
 
 def test_codes_follow_the_choice_of_top_k_and_of_relu():
@@ -245,6 +256,7 @@ def test_codes_follow_the_choice_of_top_k_and_of_relu():
     np.testing.assert_allclose(sparse_code(drive, 2, by_magnitude=True, rectify=False), [[0.6, -0.8, 0.0]])
     below = np.array([[-3.0, -4.0, -5.0]])
     np.testing.assert_allclose(sparse_code(below, 2, rectify=False), [[-0.6, -0.8, 0.0]])
+    np.testing.assert_array_equal(sparse_code(below, 2), 0.0)
 
 
 def test_recorded_choices_have_the_settings_of_today():

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable
 
 from doc_tables.blocks import ACCURACIES, NOT_RECORDED, cells_of, markdown, means, seeds_of, select, table
-from ematrace.analysis.choices import DEFAULT, EXPERIMENT, SCATTER, Change, Quantity, change_of, failing
+from ematrace.analysis.choices import DEFAULT, EXPERIMENT, SCATTER, Change, Quantity, change_of, hold_under
 from ematrace.report.data import ReportData
 from ematrace.report.formatting import number
 from ematrace.report.sections.choices import change_text, comparisons_of, failing_text, measured_figures, names_of
@@ -75,11 +75,12 @@ def _last_column(block: str, templates: dict[str, str], fill: Callable[[str], st
 @table("choices-claims", EXPERIMENT)
 def claims(data: ReportData, _: str) -> str:
     """The default's figures, then changes; last what scatters by chance."""
-    figures, compared = measured_figures(data), comparisons_of(data.claims)
+    figures, names, compared = measured_figures(data), names_of(data.table), comparisons_of(data.claims)
+    held = {name: hold_under(data.table, name, compared) for name in names}
     lines = []
-    for name in names_of(data.table):
+    for name in names:
         found = {id: [change_of(data.table, name, q) for q in quantities] for id, quantities in figures.items()}
-        fails = failing_text(failing(data.table, name, compared))
+        fails = failing_text(held[name], held.get(DEFAULT, {}) if name != DEFAULT else {})
         first = f"*{name}*, the figures themselves" if name == DEFAULT else name
         lines.append((first, *(_joined(changes, name == DEFAULT) for changes in found.values()), fails))
     scatter = {id: [change_of(data.table, DEFAULT, q) for q in quantities] for id, quantities in figures.items()}

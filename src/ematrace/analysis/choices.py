@@ -137,9 +137,8 @@ def change_of(table: Table, choice: str, quantity: Quantity) -> Change | None:
     return Change(changed.mean, changed.mean - default.mean, SCATTER * (math.nan if own is None else own.sd))
 
 
-def failing(table: Table, choice: str, comparisons: Iterable[Comparison]) -> list[str] | None:
-    """The claims of which a comparison does not hold under this choice, by means over seeds; None where no comparison
-    was measured under it."""
+def hold_under(table: Table, choice: str, comparisons: Iterable[Comparison]) -> dict[str, bool]:
+    """Whether all comparisons of each claim that were measured under this choice hold, by means over seeds."""
     holds: dict[str, bool] = {}
     for comparison in comparisons:
         by_seed = _by_seed(table, comparison.selectors, choice)
@@ -147,7 +146,7 @@ def failing(table: Table, choice: str, comparisons: Iterable[Comparison]) -> lis
         held = comparison.holds(means) if by_seed else None
         if held is not None:
             holds[comparison.claim] = holds.get(comparison.claim, True) and held
-    return [claim for claim, held in holds.items() if not held] if holds else None
+    return holds
 
 
 def _sample(table: Table, quantity: Quantity, choice: str | None) -> Sample | None:

@@ -87,7 +87,8 @@ def sparse_code(drive: Floats, k: int, by_magnitude: bool = False, rectify: bool
     size = np.abs(drive) if by_magnitude else drive
     threshold = np.partition(size, -k, axis=1)[:, [-k]]
     code = np.where(size >= threshold, np.maximum(drive, 0.0) if rectify else drive, 0.0)
-    return np.asarray(code / np.linalg.norm(code, axis=1, keepdims=True))
+    length = np.linalg.norm(code, axis=1, keepdims=True)
+    return np.asarray(code / np.where(length > 0, length, 1.0))  # all zeros stay zeros
 
 
 EXPERIMENT = grammar_experiment(

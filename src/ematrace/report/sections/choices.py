@@ -18,7 +18,7 @@ from ematrace.analysis.choices import (
     Quantity,
     change_of,
     depends_on_choice,
-    failing,
+    hold_under,
 )
 from ematrace.ledger import Claim, Claims, holds_at_points
 from ematrace.report.data import ReportData
@@ -53,12 +53,12 @@ def claims_by_choice(data: ReportData, names: Sequence[str]) -> Content | None:
     figures = measured_figures(data)
     if DEFAULT not in names or not figures:
         return None
-    compared = comparisons_of(data.claims)
+    held = {name: hold_under(data.table, name, comparisons_of(data.claims)) for name in names}
     rows: list[list[Content]] = []
     for name in names:
         changes = [[change_of(data.table, name, q) for q in quantities] for quantities in figures.values()]
         cells = [_cell(of_claim, name == DEFAULT) for of_claim in changes]
-        rows.append([name, *cells, failing_text(failing(data.table, name, compared))])
+        rows.append([name, *cells, failing_text(held[name], held[DEFAULT] if name != DEFAULT else {})])
     heads = ["choice", *(f"{id} {data.claims[id].title}" for id in figures), "directions that fail"]
     note = Paragraph(
         "First the default's figures, as each claim gives them, then how a choice changes them. A change beyond "
@@ -82,8 +82,16 @@ def change_text(change: Change, bold: Callable[[str], str]) -> str:
     return bold(text) if change.beyond_scatter else text
 
 
-def failing_text(claims: Sequence[str] | None) -> str:
-    return "–" if claims is None else ", ".join(claims) or "none"
+def failing_text(held: Mapping[str, bool], by_default: Mapping[str, bool]) -> str:
+    """Claims of which a direction fails; beside a default of which some do, only in what differs from it."""
+    failing = [claim for claim, holds in held.items() if not holds]
+    known = [claim for claim, holds in by_default.items() if not holds]
+    if not held or not known:
+        return ", ".join(failing) or ("none" if held else "–")
+    more = [claim for claim in failing if claim not in known]
+    less = [claim for claim in known if held.get(claim)]
+    parts = [f"{word} {', '.join(claims)}" for word, claims in (("also", more), ("not", less)) if claims]
+    return ", ".join(parts) or "the same"
 
 
 def measured_figures(data: ReportData) -> Mapping[str, Sequence[Quantity]]:
