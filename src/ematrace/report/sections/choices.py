@@ -62,7 +62,8 @@ def claims_by_choice(data: ReportData, names: Sequence[str]) -> Content | None:
     heads = ["choice", *(f"{id} {data.claims[id].title}" for id in figures), "directions that fail"]
     note = Paragraph(
         "First the default's figures, as each claim gives them, then how a choice changes them. A change beyond "
-        f"{SCATTER:g} standard deviations over seeds is bold. Directions are those of the claims, by means over seeds. "
+        f"{SCATTER:g} standard deviations over seeds is bold. Directions are those of the claims, by means over seeds; "
+        "of a choice, those that do not fail or hold as by default. "
         + " ".join(text for id, text in EXPLAINED.items() if id in figures)
     )
     table = plain_table(heads, rows, "Figures of claims by choice", "words")
