@@ -70,7 +70,7 @@ class Sweep:
         """Rates that must be repeated: the best three if one seed says too little, and once some rate was repeated, all
         that are not JUMP worse than the best: the mean of three seeds and a single one are no match.
 
-        >>> Sweep({}, {0.002: {0: 5.1}, 0.004: {0: 5.1, 1: 5.0, 2: 5.2}, 0.008: {0: 5.0}, 0.016: {0: 5.2}}).seen_once
+        >>> Sweep({}, {0.002: {0: 5.1}, 0.004: {0: 5.1, 1: 5.0, 2: 5.1}, 0.008: {0: 5.0}, 0.016: {0: 5.1}}).seen_once
         [0.008]
         """
         means, wanted = self.means, set(self.best_three if self.jumps else ())

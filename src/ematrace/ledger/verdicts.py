@@ -370,7 +370,12 @@ def _over_draws(direction: Direction, draws: Sequence[Table]) -> tuple[list[bool
 
 
 def holds_at_points(direction: Direction, means: Mapping[Selector, float]) -> bool | None:
-    """Whether the predicate holds of bare numbers; None where one is not known or a ratio is not defined."""
+    """Whether the predicate holds of bare numbers; None where one is not known or a ratio is not defined.
+
+    >>> direction = load_claims()["C15"].direction[0]  # L1 reads roles worse than L0
+    >>> holds_at_points(direction, dict(zip(direction.selectors, (0.91, 0.98))))
+    True
+    """
 
     def value(side: Selector | float) -> float:
         return means[side] if isinstance(side, Selector) else side
