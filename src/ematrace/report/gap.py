@@ -22,6 +22,7 @@ from ematrace.analysis.gap import (
     doubts,
     factorial_arms,
     judge_traces,
+    ratio,
 )
 from ematrace.analysis.gap_closure import Closure, build_closure
 from ematrace.analysis.gap_design import ATTENTION, CHAIN, EMA, END, LEARNED, PLAYERS, START, ArmFactors
@@ -46,6 +47,7 @@ NO_GAP = "Trained alike, SPEN's block and GPT-2's are less than a tenth of a nat
 TOY_HEADING = "A toy, which shows that it runs, and nothing else."
 CLAIM = "C25"
 GPU_AND_TEXT = "a CUDA GPU and text of yours as SOURCE"
+MASKED = CHAIN[2]  # SPEN's block without the load-balance loss and with the true gradient
 MOST_STEPS = 3  # named in a sentence
 JUDGED = ("validation", "wikitext2", "c4")  # by the plan
 PAPERS_TEXT = "c4"
@@ -235,10 +237,41 @@ def gap_text(gap: GapData) -> str:
         *_shares_sentence(gap.shares),
         *_recall_sentence(chain),
         *_mixers_sentence(gap.recall),
+        *other_reading(gap),
     ]
     if chain.missing:
         sentences.append(f"{plural(len(chain.missing), 'arm')} of the chain not measured yet: see below.")
     return " ".join([*sentences, seeds_text(chain)])
+
+
+def to_attention(gap: GapData, start: ArmFactors) -> list[str] | None:
+    """The distance from a block of the chain to attention with rope, what of it is left behind at the masked block, and
+    what is traces against attention: on every text. None where there is no share on one."""
+    arms = {"start": start, "masked": MASKED, "ema": EMA, "rope": ATTENTION}
+    if any(arm not in gap.scores.arms for arm in arms.values()):
+        return None
+    seeds = gap.scores.common_seeds(arms.values())
+    rows = []
+    for text in gap.scores.texts:
+        nats = {name: gap.scores.nats(arm, text, "all", seeds) for name, arm in arms.items()}
+        whole = nats["start"] - nats["rope"]
+        top_k, traces = (ratio(part, whole) for part in (nats["start"] - nats["masked"], nats["ema"] - nats["rope"]))
+        if traces.share is None:
+            return None
+        rows.append((with_interval(Sample(tuple(whole))), share_text(top_k), share_text(traces)))
+    return [listed(column) for column in zip(*rows, strict=True)]
+
+
+def other_reading(gap: GapData) -> list[str]:
+    """What traces are of the distance if the paper's straight-through gradient is what is called the true one here."""
+    if (found := to_attention(gap, MASKED)) is None:
+        return []
+    whole, _, traces = found
+    return [
+        "If the paper's straight-through estimator is a mask that is held constant, its block is the one with the true "
+        f"gradient. From there the distance to attention with rope is {whole} nats, and traces in place of attention "
+        f"are {traces} of it."
+    ]
 
 
 def seeds_text(chain: Chain) -> str:

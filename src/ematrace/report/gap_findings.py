@@ -9,7 +9,7 @@ from itertools import pairwise
 import numpy as np
 
 from ematrace.analysis.gap import SPREAD, Chain, RecallShare, Step, ratio
-from ematrace.analysis.gap_design import ATTENTION, CHAIN, EMA, SPEN, STEP_ENDS, ArmFactors, step_name
+from ematrace.analysis.gap_design import SPEN, STEP_ENDS, ArmFactors, step_name
 from ematrace.analysis.gap_places import build_places, context_name
 from ematrace.report.data import ReportData
 from ematrace.report.formatting import number
@@ -18,16 +18,17 @@ from ematrace.report.gap import (
     GapData,
     attention_name,
     listed,
+    other_reading,
     recall_text,
     seeds_text,
     share_text,
     text_name,
+    to_attention,
     with_interval,
 )
 from ematrace.results import Sample
 
 NOT_RECORDED = "What the gap between SPEN and a transformer is made of is not recorded yet."
-MASKED = CHAIN[2]  # SPEN's block without the load-balance loss and with the true gradient
 PARTS = {
     "the load-balance loss and the straight-through gradient of the top-k": (0, 2),
     "traces in place of attention with learned positions": (6, 7),
@@ -75,40 +76,16 @@ def _distance(gap: GapData) -> str:
 
 
 def _to_rope(gap: GapData) -> Iterator[str]:
-    """The same two parts of the distance to attention with rope, which stands beside the chain; and what traces are of
-    it from the block with the true gradient, which is the other reading of what the paper calls straight-through."""
-    found = _to_attention(gap, SPEN), _to_attention(gap, MASKED)
-    if found[0] is None or found[1] is None:
+    """The same two parts of the distance to attention with rope, which stands beside the chain."""
+    found = to_attention(gap, SPEN)
+    if found is None:
         return
-    whole, top_k, traces = found[0]
+    whole, top_k, traces = found
     yield (
         f"With attention with rope at the end instead, the distance is {whole} nats on these texts: the load-balance "
         f"loss and the gradient are {top_k} of it, traces in place of attention {traces}."
     )
-    whole, _, traces = found[1]
-    yield (
-        "If the paper's straight-through estimator is a mask that is held constant, its block is the one with the true "
-        f"gradient. From there the distance to attention with rope is {whole} nats, and traces in place of attention "
-        f"are {traces} of it."
-    )
-
-
-def _to_attention(gap: GapData, start: ArmFactors) -> list[str] | None:
-    """The distance from a block of the chain to attention with rope, what of it is left behind at the masked block, and
-    what is traces against attention: on every text. None where there is no share on one."""
-    arms = {"start": start, "masked": MASKED, "ema": EMA, "rope": ATTENTION}
-    if any(arm not in gap.scores.arms for arm in arms.values()):
-        return None
-    seeds = gap.scores.common_seeds(arms.values())
-    rows = []
-    for text in gap.scores.texts:
-        nats = {name: gap.scores.nats(arm, text, "all", seeds) for name, arm in arms.items()}
-        whole = nats["start"] - nats["rope"]
-        top_k, traces = (ratio(part, whole) for part in (nats["start"] - nats["masked"], nats["ema"] - nats["rope"]))
-        if traces.share is None:
-            return None
-        rows.append((with_interval(Sample(tuple(whole))), share_text(top_k), share_text(traces)))
-    return [listed(column) for column in zip(*rows, strict=True)]
+    yield from other_reading(gap)
 
 
 def _share(chain: Chain, ends: tuple[int, int]) -> str | None:
