@@ -31,12 +31,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def call(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+def call(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
     """A command in this process, which has imported torch already; the worker that it starts has its own."""
 
     def run(*arguments: str) -> str:
         monkeypatch.chdir(folder)
         monkeypatch.setenv("EMATRACE_CACHE", str(folder / "cache"))
+        monkeypatch.setenv("EMATRACE_RESULTS", str(tmp_path))  # the page of this experiment alone
         monkeypatch.setenv("OMP_NUM_THREADS", "1")
         monkeypatch.setattr("ematrace.text.corpora.BUILTIN_BYTES", BYTES)
         monkeypatch.setattr(sys, "path", [*sys.path])

@@ -238,7 +238,7 @@ def test_kernel_finds_the_threshold_wherever_the_row_lies(shift: float) -> None:
     u[3] = torch.logspace(-30, 30, 500)
     u[4] = -torch.logspace(-30, 30, 500)
     u[5, ::2] = 0.0
-    for dtype, k in itertools.product((torch.bfloat16, torch.float32), (30, 499)):
+    for dtype, k in ((torch.bfloat16, 30), (torch.float32, 499)):
         low = u.to(dtype)
         exact = F.gelu(low.double())
         kept = torch.from_numpy(stable_top_k(torch.where(low >= 0, low.double(), F.gelu(low.float()).double()), k))

@@ -191,7 +191,8 @@ def inputs(packed: bool, per_channel: bool, T: int = 37) -> tuple[Tensor, Tensor
 def test_gradcheck(backend: str, packed: bool, per_channel: bool) -> None:
     x, alphas, state, cu = inputs(packed, per_channel)
     assert torch.autograd.gradcheck(lambda *args: ema_traces(*args, cu, backend), (x, alphas, state))
-    assert torch.autograd.gradcheck(lambda *args: ema_traces(*args, None, cu, backend), (x, alphas))
+    # Every entry once is enough; without a state random directions do.
+    assert torch.autograd.gradcheck(lambda *args: ema_traces(*args, None, cu, backend), (x, alphas), fast_mode=True)
 
 
 @pytest.mark.parametrize("packed", [False, True])
