@@ -208,19 +208,24 @@ class TestMarkdown:
         assert "topk_masked, residual ffn, norm algorithm1: it lacks seed 1, which the others have." in text
         assert "| true gradient of the top-k, not straight-through; all units, not 6% | " in text
 
-    def test_shares_of_the_distance_to_attention_with_rope(self, data: ReportData) -> None:
-        """Planted: .2 nats of 1.0 for the gradient, and .1 for traces on other tokens, .4 on the fifth that recall."""
-        said = re.search(
-            r"the load-balance loss and the gradient are ([\d.]+)%.* in place of attention ([\d.]+)%", findings(data)
-        )
+    def test_shares_of_the_distance_to_attention_with_rope(self, tmp_path: Path) -> None:
+        """Planted, on other tokens: .2 nats for the gradient, .5 for the top-k, .1 for traces, .2 for rope; on the fifth
+        that recall, .4 for traces."""
+        made = [
+            run(arm, seed, nats_of(arm) - 0.2 * (arm == ATTENTION) + 0.001 * (i % 3) * seed, recall_of(arm))
+            for i, arm in enumerate(ARMS)
+            for seed in range(3)
+        ]
+        text = findings(data_of(tmp_path / "rope", *made, *sweep(ARMS)))
+        said = re.search(r"loss and the gradient are ([\d.]+)%.* in place of attention ([\d.]+)%", text)
+        masked = re.search(r"and traces in place of attention are ([\d.]+)%", text)
         assert said is not None
-        whole = 0.8 * 0.8 + 0.2 * 0.4
-        traces = 0.8 * 0.1 + 0.2 * 0.4
-        assert float(said[1]) == pytest.approx(100 * 0.8 * 0.2 / whole, abs=0.6)
-        assert float(said[2]) == pytest.approx(100 * traces / whole, abs=0.6)
-        masked = re.search(r"and traces in place of attention are ([\d.]+)%", findings(data))
         assert masked is not None
-        assert float(masked[1]) == pytest.approx(100 * traces / (whole - 0.8 * 0.2), abs=0.6)
+        gradient, traces = 0.8 * 0.2, 0.8 * (0.1 + 0.2) + 0.2 * 0.4
+        whole = gradient + 0.8 * 0.5 + traces
+        assert float(said[1]) == pytest.approx(100 * gradient / whole, abs=0.6)
+        assert float(said[2]) == pytest.approx(100 * traces / whole, abs=0.6)
+        assert float(masked[1]) == pytest.approx(100 * traces / (whole - gradient), abs=0.6)
 
     def test_every_change_wherever_it_was_measured(self, data: ReportData) -> None:
         """Six places for context and for the residual, four for either change of the feed-forward layer."""

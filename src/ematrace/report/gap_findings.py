@@ -118,14 +118,15 @@ def _cells_of(step: Step) -> list[str]:
 
 def _mixers(gap: GapData) -> Iterator[str]:
     """EMA against attention with all else equal: where the gap lies on the first text, and the gap on all."""
-    compared = list(dict.fromkeys(found.attention for found in gap.recall))
-    for attention in compared[:1]:
-        first = next(found for _, found in _recall_by_text(gap, attention) if "pair" in found)
-        yield (
-            f"With a dense layer and as many parameters, EMA traces are {_gaps(gap, attention)} nats behind "
-            f"{attention_name(attention)}; on {text_name(first['pair'].text)}, {recall_text(first)}."
-            + "".join(f" Behind {attention_name(other)} they are {_gaps(gap, other)}." for other in compared[1:])
-        )
+    if not gap.recall:
+        return
+    attention, *others = dict.fromkeys(found.attention for found in gap.recall)
+    first = next(found for _, found in _recall_by_text(gap, attention) if "pair" in found)
+    yield (
+        f"With a dense layer and as many parameters, EMA traces are {_gaps(gap, attention)} nats behind "
+        f"{attention_name(attention)}; on {text_name(first['pair'].text)}, {recall_text(first)}."
+        + "".join(f" Behind {attention_name(other)} they are {_gaps(gap, other)}." for other in others)
+    )
 
 
 def _gaps(gap: GapData, attention: ArmFactors) -> str:
