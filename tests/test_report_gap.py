@@ -209,8 +209,8 @@ class TestMarkdown:
         assert "| true gradient of the top-k, not straight-through; all units, not 6% | " in text
 
     def test_shares_of_the_distance_to_attention_with_rope(self, tmp_path: Path) -> None:
-        """Planted, on other tokens: .2 nats for the gradient, .5 for the top-k, .1 for traces, .2 for rope; on the fifth
-        that recall, .4 for traces."""
+        """Planted, on other tokens: .2 nats for the gradient, .5 for the top-k, .1 for traces, .2 for rope; on the
+        fifth that recall, .4 for traces."""
         made = [
             run(arm, seed, nats_of(arm) - 0.2 * (arm == ATTENTION) + 0.001 * (i % 3) * seed, recall_of(arm))
             for i, arm in enumerate(ARMS)
