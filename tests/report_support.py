@@ -15,7 +15,7 @@ import numpy as np
 
 from cells_support import make_file, make_provenance
 from ematrace.report import write_report
-from ematrace.report.charts import Axis, Box, LineChart, Mark, RowChart
+from ematrace.report.charts import Axis, LineChart, RowChart
 from ematrace.report.data import ReportData
 from ematrace.report.parts import Part, walk
 from ematrace.report.sections import SECTIONS
@@ -280,10 +280,10 @@ def marks_of(chart: RowChart, series: str) -> dict[str, float]:
     """Where the marks of a series stand, by the label of their row."""
     [style] = [key.style for key in chart.keys if key.name == series]
     return {
-        row.label: value_at(chart.axis, shape.x)
+        row.label: value_at(chart.axis, lane.mark)
         for row in chart.rows
-        for shape in row.shapes
-        if isinstance(shape, Mark) and shape.style == style and not shape.hollow
+        for lane in row.lanes
+        if lane.style == style and lane.mark is not None
     }
 
 
@@ -291,8 +291,9 @@ def bars_of(chart: RowChart, base: float = 0.0) -> dict[str, float]:
     """The label of each bar, and where it ends."""
     ends = {}
     for row in chart.rows:
-        [box] = [shape for shape in row.shapes if isinstance(shape, Box)]
-        left, right = value_at(chart.axis, box.x), value_at(chart.axis, box.x + box.width)
+        [lane] = row.lanes
+        assert lane.bar is not None
+        left, right = (value_at(chart.axis, x) for x in lane.bar)
         ends[row.label] = left if abs(right - base) < 1e-3 * base else right
     return ends
 

@@ -15,7 +15,7 @@ from bench_support import made_up_file
 from cells_support import make_file, make_row
 from ematrace.ledger import Claim, Claims, Direction, PaperFigure, load_claims, parse_claims
 from ematrace.report import write_report
-from ematrace.report.charts import N_STYLES, LineChart, Mark, Segment
+from ematrace.report.charts import CAP, N_STYLES, Line, LineChart, Point, linear_axis
 from ematrace.report.compact import compact
 from ematrace.report.data import ReportData
 from ematrace.report.formatting import interval, number
@@ -106,12 +106,22 @@ class TestPage:
         assert "default-src 'none'" in page
         assert len(page.encode()) < 1_500_000
 
-    def test_intervals_of_every_series_have_ends(self, page: str, reader: Reader) -> None:
-        """A mark may hide the line between them."""
-        markers = {a["id"] for _, a, _ in reader.elements if a.get("id", "").startswith("end")}
-        assert markers == {f"end{i}" for i in range(N_STYLES)}
+    def test_every_series_has_a_colour_and_a_shape(self, page: str, reader: Reader) -> None:
+        """In rows and legends by a class, in the plane of lines by a symbol, filled and hollow."""
+        symbols = {a["id"] for tag, a, _ in reader.elements if tag in ("path", "g") and "id" in a}
+        assert symbols == {f"{letter}{i}" for letter in "mh" for i in range(N_STYLES)}
         for i in range(N_STYLES):
-            assert f".i{i}{{stroke: var(--s{i}); marker: url(#end{i})}}" in page
+            assert f".m{i}{{--c: var(--s{i})" in page
+            assert f".m{i}::before, .m{i}::after{{clip-path" in page
+
+    def test_intervals_of_lines_have_ends(self) -> None:
+        """A mark may hide the line between them."""
+        line = Line("", [Point(0.0, 0.5, (0.0, 1.0)), Point(1.0, 0.5)])
+        chart = LineChart("", [line], linear_axis(0, 1), linear_axis(0, 1), "", "")
+        _, _, intervals = chart.paths
+        (x, low), (_, high) = chart.place(0.0, 0.0), chart.place(0.0, 1.0)
+        half = CAP // 2
+        assert intervals.places == f"M{x - half:g} {low:g}h{CAP}m-{half} 0V{high:g}m-{half} 0h{CAP}"
 
     def test_links_lead_somewhere_and_ids_are_unique(self, reader: Reader) -> None:
         ids = [a["id"] for _, a, _ in reader.elements if "id" in a]
@@ -122,7 +132,7 @@ class TestPage:
 
     def test_opens_with_the_paper_the_question_and_the_findings(self, page: str) -> None:
         opening = page.partition("<header>")[2].partition("</header>")[0]
-        places = [opening.index(text) for text in ("EMA Is Not All You Need", "<h1>", "<svg", "class=tally")]
+        places = [opening.index(text) for text in ("EMA Is Not All You Need", "<h1>", "<figure", "class=tally")]
         assert places == sorted(places)
 
     @pytest.mark.parametrize(
@@ -222,10 +232,9 @@ class TestPage:
             mean = mean_of(cells, Selector("trace_probe", "within", {"representation": name}))
             assert marks[label] == pytest.approx(mean, abs=1e-4)
         ends = Sample(tuple(v for v in values_of(cells, L0_WITHIN) if v is not None)).interval
-        whisker = next(s for s in chart.rows[0].shapes if isinstance(s, Segment) and s.style == "i0")
-        assert [value_at(chart.axis, x) for x in (whisker.x1, whisker.x2)] == pytest.approx(ends, abs=1e-4)
-        hollow = next(s for s in chart.rows[0].shapes if isinstance(s, Mark) and s.hollow)
-        assert value_at(chart.axis, hollow.x) == pytest.approx(0.795)
+        lane = chart.rows[0].lanes[0]
+        assert [value_at(chart.axis, x) for x in lane.ends or ()] == pytest.approx(ends, abs=1e-4)
+        assert value_at(chart.axis, lane.paper or 0.0) == pytest.approx(0.795)
 
     def test_points_of_a_line_are_the_samples(self, data: ReportData, cells: list[StoredCell]) -> None:
         slow = next(p for p in parts_of(data, "lag") if isinstance(p, LineChart) and p.caption == "slow trace")

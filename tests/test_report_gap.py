@@ -16,7 +16,7 @@ from rich.console import Console
 from cells_support import make_table
 from ematrace.analysis.gap_design import ATTENTION, CHAIN, EMA, STEP_ENDS, ArmFactors, step_name
 from ematrace.ledger import build_ledger, load_claims
-from ematrace.report.charts import Box, Fall, LineChart, Mark, RowChart, waterfall_chart
+from ematrace.report.charts import Fall, LineChart, RowChart, waterfall_chart
 from ematrace.report.data import ReportData
 from ematrace.report.findings import gap_finding
 from ematrace.report.gap import GapData
@@ -84,14 +84,19 @@ class TestWaterfall:
     )
 
     def test_every_part_begins_where_the_last_one_ended(self) -> None:
-        boxes = [shape for row in self.chart.rows for shape in row.shapes if isinstance(shape, Box)]
-        ends = [[value_at(self.chart.axis, x) for x in (box.x, box.x + box.width)] for box in boxes]
+        parts = [(lane.style, lane.bar) for row in self.chart.rows for lane in row.lanes if lane.bar is not None]
+        ends = [[value_at(self.chart.axis, x) for x in bar] for _, bar in parts]
         assert ends == [pytest.approx(pair, abs=0.001) for pair in ([4.7, 5.0], [4.2, 4.7], [4.2, 4.4], [4.3, 4.4])]
-        assert [box.style for box in boxes] == ["s0", "s1", "s0", "s1"]
+        assert [style for style, _ in parts] == [0, 1, 0, 1]
+
+    def test_the_interval_is_of_where_a_step_ends(self) -> None:
+        first, second = (row.lanes[-1].ends for row in self.chart.rows[1:-1])
+        assert [value_at(self.chart.axis, x) for x in first or ()] == pytest.approx([4.1, 4.3], abs=0.001)
+        assert second is None
 
     def test_it_starts_and_ends_at_the_levels(self) -> None:
-        marks = [shape for row in self.chart.rows for shape in row.shapes if isinstance(shape, Mark)]
-        assert [value_at(self.chart.axis, mark.x) for mark in marks] == pytest.approx([5.0, 4.3], abs=0.001)
+        marks = [lane.mark for row in self.chart.rows for lane in row.lanes if lane.mark is not None]
+        assert [value_at(self.chart.axis, mark) for mark in marks] == pytest.approx([5.0, 4.3], abs=0.001)
         assert (self.chart.rows[0].value, self.chart.rows[-1].value) == ("5.00", "4.30")
 
 

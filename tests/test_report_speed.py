@@ -14,7 +14,7 @@ from markupsafe import escape
 
 from bench_support import CEILINGS, OURS, PROVENANCE, THEIRS, made_up_file, timed
 from ematrace.bench import Comparison
-from ematrace.report.charts import MOST_TICKS, LineChart, RowChart, Segment
+from ematrace.report.charts import MOST_TICKS, LineChart, RowChart
 from ematrace.report.speed import speed_parts
 from ematrace.results import CellFile, Metric, ResultError, Store, StoredCell, Table, write_file
 from ematrace.results.schema import decode_file, encode_file
@@ -50,8 +50,8 @@ def charts_of(store: Store) -> dict[str, Any]:
 
 def range_of(chart: RowChart, row: int) -> list[float]:
     """The numbers between which the whisker of a row goes."""
-    [whisker] = [shape for shape in chart.rows[row].shapes if isinstance(shape, Segment) and shape.style == "range"]
-    return [value_at(chart.axis, x) for x in (whisker.x1, whisker.x2)]
+    [lane] = chart.rows[row].lanes
+    return [value_at(chart.axis, x) for x in lane.ends or ()]
 
 
 def text_of(markup: str) -> str:

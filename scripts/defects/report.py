@@ -29,8 +29,8 @@ def intervals_half_as_long(charts: Any) -> None:
     """A chart shows less uncertainty than there is."""
 
     def halved(original: Any) -> Any:
-        def whisker(axis: Any, ends: Any, y: float, lane: int) -> Any:
-            return original(axis, None if ends is None else (ends[0], (ends[0] + ends[1]) / 2), y, lane)
+        def whisker(axis: Any, ends: Any) -> Any:
+            return original(axis, None if ends is None else (ends[0], (ends[0] + ends[1]) / 2))
 
         return whisker
 

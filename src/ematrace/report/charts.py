@@ -1,9 +1,8 @@
-"""Small charts as SVG that needs no script: dots and bars in rows, and lines.
+"""Small charts that need no script: dots and bars in rows, drawn by CSS, and lines, drawn by SVG.
 
 No number is in a chart alone: tables have them all, or the text beside the marks. Horizontal places are percentages
-and vertical ones pixels, so a chart takes any width without scaling its text. Colours and shapes of a series are CSS
-classes and symbols of the page: `s0`, `s1`, ... for lines and bars, `i0` for intervals, `m0` and, hollow, `h0` for
-marks.
+and vertical ones pixels, so a chart takes any width without scaling its text. What a series looks like is a CSS class
+in rows and legends (`m0`, `m1`, ...), and in SVG a symbol of the page (`m0` and, hollow, `h0`) or a class (`s0`).
 """
 
 from __future__ import annotations
@@ -20,10 +19,10 @@ from ematrace.results import Interval, Sample
 
 N_STYLES = 6  # series that look different; page.html.j2 has a symbol and style.css a colour for each
 MOST_TICKS = 5  # that fit side by side on a phone
-LANE_PX = 9  # between series that share a row
 PLANE_PX = 190  # height of a line chart, below its title
 PLANE_TOP = 22
 NARROWEST = 0.2  # percent, of a bar that is drawn
+CAP = 2  # percent of a line chart, the width of the bar across the end of an interval
 LARGEST = 1e300  # number that an axis shows; files may hold any
 PLANE_LEFT = 11.0  # percent, for the numbers of the y axis
 
@@ -35,27 +34,6 @@ class Mark:
     style: int
     hollow: bool = False
     kind: ClassVar[str] = "mark"
-
-
-@dataclass(frozen=True)
-class Segment:
-    x1: float
-    y1: float
-    x2: float
-    y2: float
-    style: str
-    kind: ClassVar[str] = "segment"
-
-
-@dataclass(frozen=True)
-class Box:
-    x: float
-    y: float
-    width: float
-    height: float
-    style: str
-    title: str
-    kind: ClassVar[str] = "box"
 
 
 @dataclass(frozen=True)
@@ -75,7 +53,7 @@ class Text:
     kind: ClassVar[str] = "text"
 
 
-Shape: TypeAlias = Mark | Segment | Box | Text
+Shape: TypeAlias = Mark | Text
 
 
 @dataclass(frozen=True)
@@ -147,12 +125,33 @@ def log_axis(low: float, high: float, label: Callable[[float], str] = "{:g}".for
 
 
 @dataclass(frozen=True)
+class Lane:
+    """A line of a row, in percent of the width: a mark, the paper's (hollow), a bar, an interval."""
+
+    style: int
+    mark: float | None = None
+    paper: float | None = None
+    bar: Interval | None = None
+    ends: Interval | None = None
+
+    @property
+    def places(self) -> str:
+        """As style.css takes them.
+
+        >>> Lane(0, mark=97.26, ends=(95.0, 99.5)).places
+        '--x:97.3%;--l:95%;--h:99.5%'
+        """
+        (a, b), (low, high) = (pair or (None, None) for pair in (self.bar, self.ends))
+        named = {"x": self.mark, "p": self.paper, "a": a, "b": b, "l": low, "h": high}
+        return ";".join(f"--{name}:{short(x)}%" for name, x in named.items() if x is not None)
+
+
+@dataclass(frozen=True)
 class Row:
     """A label, what is drawn beside it (on a phone below it), and a number at the end."""
 
     label: str
-    shapes: Sequence[Shape]
-    height: int
+    lanes: Sequence[Lane]
     value: str = ""
     apart: bool = False
 
@@ -182,8 +181,15 @@ class RowChart(Part):
         return f"{at}--grid:{','.join(places)}"
 
     @property
-    def has_values(self) -> bool:
-        return any(row.value for row in self.rows)
+    def style(self) -> str:
+        """CSS classes: numbers at the end, bars, and bars one below the other."""
+        lanes = [lane for row in self.rows for lane in row.lanes]
+        has = {
+            "valued": any(row.value for row in self.rows),
+            "bars": any(lane.bar for lane in lanes),
+            "thin": len(lanes) > len(self.rows),
+        }
+        return " ".join(["rows", *(name for name, there in has.items() if there)])
 
 
 @dataclass(frozen=True)
@@ -208,47 +214,42 @@ def dot_chart(
     """A row of marks with intervals for each label, the paper's hollow; a gap between rows of different `groups`."""
     shown = [s for s in series if any(f is not None and f.known for f in s.samples)]
     axis = axis or linear_axis(0.0, 1.0)
-    height = LANE_PX * len(shown) + 7
     rows = []
     for i, label in enumerate(labels):
-        shapes: list[Shape] = []
+        lanes = []
         for lane, one in enumerate(shown):
-            y = 8 + LANE_PX * lane
             sample, paper = one.samples[i], one.papers[i] if one.papers else None
-            if paper is not None:
-                shapes.append(Mark(axis.percent(paper), y, lane, hollow=True))
-            if sample is not None and sample.known:
-                shapes.append(Mark(axis.percent(sample.mean), y, lane))
-                shapes += _whisker(axis, sample.interval, y, lane)
+            known = sample if sample is not None and sample.known else None
+            lanes.append(
+                Lane(
+                    lane % N_STYLES,
+                    None if known is None else axis.percent(known.mean),
+                    None if paper is None else axis.percent(paper),
+                    ends=None if known is None else _whisker(axis, known.interval),
+                )
+            )
         apart = bool(groups) and i > 0 and groups[i] != groups[i - 1]
-        rows.append(Row(label, shapes, height, values[i] if values else "", apart))
+        rows.append(Row(label, lanes, values[i] if values else "", apart))
     keys = [Key(one.name, lane) for lane, one in enumerate(shown)] if len(shown) > 1 else []
     if any(paper is not None for one in shown for paper in one.papers):
         keys = [*keys, Key("paper", 0, hollow=True)] if keys else [Key("ours", 0), Key("paper", 0, hollow=True)]
     return RowChart(caption, rows, axis, x_title, keys)
 
 
-def _whisker(axis: Axis, ends: Interval | None, y: float, lane: int) -> list[Shape]:
-    if ends is None or ends[0] == ends[1]:
-        return []
-    return [Segment(axis.percent(ends[0]), y, axis.percent(ends[1]), y, _interval_style(lane % N_STYLES))]
-
-
-def _interval_style(style: int) -> str:
+def _whisker(axis: Axis, ends: Interval | None) -> Interval | None:
     """style.css draws bars across the ends, longer than a mark is wide: an interval inside its mark shows too."""
-    return f"i{style}"
+    return None if ends is None or ends[0] == ends[1] else (axis.percent(ends[0]), axis.percent(ends[1]))
 
 
 @dataclass(frozen=True)
 class Bar:
-    """Its value, the range over repetitions, the text beside it and, if any, one on hover."""
+    """Its value, the range over repetitions, and the text beside it."""
 
     label: str
     value: float
     low: float
     high: float
     text: str
-    hover: str = ""
 
 
 def bar_chart(
@@ -266,13 +267,15 @@ def bar_chart(
     rows = []
     for i, bar in enumerate(bars):
         style = names.index(groups[i]) % N_STYLES if groups else 0
-        left, right = sorted((axis.percent(base), axis.percent(bar.value)))
-        shapes: list[Shape] = [Box(left, 4, round(right - left, 2), 14, f"s{style}", bar.hover)]
-        if bar.low < bar.high:
-            shapes.append(Segment(axis.percent(bar.low), 11, axis.percent(bar.high), 11, "range"))
-        rows.append(Row(bar.label, shapes, 22, bar.text))
+        lane = Lane(style, bar=_span(axis, base, bar.value), ends=_whisker(axis, (bar.low, bar.high)))
+        rows.append(Row(bar.label, [lane], bar.text))
     keys = [Key(name, i) for i, name in enumerate(names)] if len(names) > 1 else []
     return RowChart(caption, rows, axis, x_title, keys, None if reference is None else axis.percent(reference))
+
+
+def _span(axis: Axis, one: float, other: float) -> Interval:
+    left, right = sorted((axis.percent(one), axis.percent(other)))
+    return left, right
 
 
 @dataclass(frozen=True)
@@ -292,25 +295,23 @@ def waterfall_chart(
     one before it ends, so that a part that rises shows, too. The line across is the interval of where the step ends."""
     moves = [part for fall in falls for part in fall.parts]
     levels = [start[1] - moved for moved in accumulate(moves, initial=0.0)]
-    low, high = min(levels), max(levels)
+    begun = levels[:: len(parts)]  # where each step begins
+    ends = [level - end for level, fall in zip(begun, falls, strict=False) for end in fall.ends or ()]
+    low, high = min(levels + ends), max(levels + ends)
     axis = linear_axis(low - 0.06 * (high - low), high + 0.06 * (high - low))
-    height = LANE_PX * len(parts) + 6
-    rows = [Row(start[0], [Mark(axis.percent(start[1]), 8, N_STYLES - 1)], 16, f"{start[1]:.2f}")]
     level = start[1]
+    rows = [Row(start[0], [Lane(N_STYLES - 1, axis.percent(level))], f"{level:.2f}")]
     for fall in falls:
-        shapes: list[Shape] = []
-        for lane, part in enumerate(fall.parts):
-            left, right = sorted((axis.percent(level), axis.percent(level - part)))
-            width = round(right - left, 2)
-            if width >= NARROWEST:
-                shapes.append(Box(left, 3 + LANE_PX * lane, width, LANE_PX - 2, f"s{lane}", parts[lane]))
+        before, spans = level, []
+        for part in fall.parts:
+            spans.append(_span(axis, level, level - part))
             level -= part
-        before = level + sum(fall.parts)
-        if fall.ends is not None and fall.ends[0] < fall.ends[1]:
-            ends = [axis.percent(before - end) for end in fall.ends]
-            shapes.append(Segment(ends[1], height - 2, ends[0], height - 2, "range"))
-        rows.append(Row(fall.label, shapes, height, fall.text))
-    rows.append(Row(end, [Mark(axis.percent(level), 8, N_STYLES - 1)], 16, f"{level:.2f}"))
+        whisker = None if fall.ends is None else _whisker(axis, (before - fall.ends[1], before - fall.ends[0]))
+        wide = [span if span[1] - span[0] >= NARROWEST else None for span in spans]
+        last = len(wide) - 1
+        lanes = [Lane(lane, bar=span, ends=whisker if lane == last else None) for lane, span in enumerate(wide)]
+        rows.append(Row(fall.label, lanes, fall.text))
+    rows.append(Row(end, [Lane(N_STYLES - 1, axis.percent(level))], f"{level:.2f}"))
     return RowChart(caption, rows, axis, x_title, [Key(name, lane) for lane, name in enumerate(parts)])
 
 
@@ -352,7 +353,7 @@ class LineChart(Part):
 
     @property
     def paths(self) -> list[Path]:
-        """The grid, and a path for each line."""
+        """The grid, and for each line a path and one for its intervals."""
         bottom = PLANE_TOP + PLANE_PX
         levels = [self.place(self.x_axis.low, tick)[1] for tick in self.y_axis.ticks]
         across = [self.place(tick, self.y_axis.low)[0] for tick in self.x_axis.ticks]
@@ -363,11 +364,21 @@ class LineChart(Part):
             places = [self.place(point.x, point.y) for point in line.points]
             kind = f"s{style} line" + ("" if line.marks else " guide") + (" dashed" if hollow else "")
             paths.append(Path("M" + "L".join(f"{short(x)} {short(y)}" for x, y in places), kind))
+            if intervals := "".join(self._intervals(line)):
+                paths.append(Path(intervals, f"s{style}"))
         return paths
+
+    def _intervals(self, line: Line) -> Iterator[str]:
+        """A line down with a bar across either end."""
+        for point in line.points:
+            if point.ends is not None and point.ends[0] < point.ends[1]:
+                (x, low), (_, high) = (self.place(point.x, end) for end in point.ends)
+                across = f"h{CAP}m-{CAP // 2} 0"
+                yield f"M{short(x - CAP // 2)} {short(low)}{across}V{short(high)}m-{CAP // 2} 0h{CAP}"
 
     @property
     def shapes(self) -> list[Shape]:
-        """Everything else: text, marks and intervals."""
+        """Everything else: text and marks."""
         bottom = PLANE_TOP + PLANE_PX
         shapes: list[Shape] = [Text(0, 12, self.y_title, "start"), Text(98, bottom + 34, self.x_title, "end")]
         for tick in self.y_axis.ticks:
@@ -380,13 +391,8 @@ class LineChart(Part):
 
     def _marks(self, i: int, line: Line) -> Iterator[Shape]:
         style, hollow = _style(i)
-        for point in line.points:
-            x, y = self.place(point.x, point.y)
-            if line.marks:
-                yield Mark(x, y, style, hollow)
-            if point.ends is not None and point.ends[0] < point.ends[1]:
-                (_, low), (_, high) = (self.place(point.x, end) for end in point.ends)
-                yield Segment(x, low, x, high, _interval_style(style))
+        for point in line.points if line.marks else ():
+            yield Mark(*self.place(point.x, point.y), style, hollow)
 
 
 def _style(i: int) -> tuple[int, bool]:

@@ -9,7 +9,7 @@ OPTIONAL_ENDS = ("td", "th", "tr", "thead", "tbody", "colgroup", "li", "dt", "dd
 SPARED = re.compile(
     r"<(?P<spared>style|script)>.*?</(?P=spared)>"
     rf"|\s*</(?:{'|'.join(OPTIONAL_ENDS)})>\s*"
-    r'|="(?P<value>[\w#.%:-]+)"(?=[ >])',  # before /> the slash would belong to the value
+    r"""|="(?P<value>[^\s"'=<>`&]+)"(?=[ >])""",  # before /> the slash would belong to the value
     re.DOTALL | re.ASCII,
 )
 

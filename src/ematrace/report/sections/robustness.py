@@ -8,7 +8,7 @@ from markupsafe import Markup
 
 from ematrace.report.charts import Bar, bar_chart, linear_axis
 from ematrace.report.data import ReportData
-from ematrace.report.formatting import decimals_for, interval, number, over_seeds, share
+from ematrace.report.formatting import decimals_for, interval, number, over_seeds
 from ematrace.report.parts import Content, Paragraph, code, plain_table
 from ematrace.report.sections.accuracy import ONE_HOT_CONTROLS, REPRESENTATIONS, SUPERVISED
 from ematrace.report.verdicts import LETTERS
@@ -43,10 +43,7 @@ def robustness(data: ReportData) -> Sequence[Content | None]:
         command = code("ematrace reproduce robustness")
         return [Paragraph(Markup("robustness is not run yet: {}").format(command), "missing")]
     judged = [(row, row.robustness.all) for row in data.rows if row.robustness is not None]
-    bars = []
-    for row, s in judged:
-        hover = f"{row.id}, {share(s)}. The paper says: {row.claim}"
-        bars.append(Bar(row.id, s.holds / s.conditions, 0.0, 0.0, f"{s.holds}/{s.conditions}", hover))
+    bars = [Bar(row.id, s.holds / s.conditions, 0.0, 0.0, f"{s.holds}/{s.conditions}") for row, s in judged]
     axis = linear_axis(0.0, 1.0, "{:.0%}".format)
     caption = "Share of drawn grammars in which all directions of a claim hold"
     return [bar_chart(caption, bars, axis, "share of drawn grammars") if bars else None]
