@@ -9,9 +9,10 @@ TEST_PROCESSES ?= 2
 reproduce: $(VENV)/.installed
 	$(BIN)/ematrace reproduce
 
-# Two at a time take two thirds of the time on two cores; TEST_PROCESSES=1 is kinder to a busy machine.
+# Two at a time take two thirds of the time on two cores; TEST_PROCESSES=1 is kinder to a busy machine. Bytecode is kept
+# even where the environment says otherwise: the tests start dozens of processes that would each compile the package.
 test: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist worksteal
+	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist worksteal
 
 # The page in a real browser, by Lighthouse and axe; needs any Chromium, Node and npm, and says so where one is missing.
 test-browser: $(VENV)/.installed-dev

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import gc
+import inspect
 import os
+import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -31,6 +36,46 @@ except ImportError:  # the tests on GPU machines do without
 else:
     settings.register_profile("ematrace", deadline=None)
     settings.load_profile("ematrace")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The long tests first: one of them at the end would leave the other processes idle."""
+    items.sort(key=lambda item: item.get_closest_marker("slow") is None)
+
+
+def pytest_collection_finish() -> None:
+    # Millions of objects of torch and others stay until the end: without this each gc.collect() takes 0.4 s.
+    gc.collect()
+    gc.freeze()
+    if interpreter := sys.modules.get("triton.runtime.interpreter"):
+        with suppress(AttributeError):  # another version of Triton
+            interpret_faster(interpreter)
+
+
+def pytest_sessionfinish() -> None:
+    gc.unfreeze()  # else libraries that look for leaks at the end report them
+
+
+def interpret_faster(interpreter: Any) -> None:
+    """Spare Triton's interpreter half of its time: what it does again and again, or for nothing.
+
+    It looks through its language for builtins at every call of a helper; here once, and the same are replaced. And it
+    looks for integers that overflow, only to tell nobody unless `debug` is on.
+    """
+    builder, is_builtin = interpreter.interpreter_builder, interpreter.tl.core.is_builtin
+    names: dict[Any, list[str]] = {}
+
+    def patch_builtin(pkg: Any, builder: Any, scope: Any) -> None:
+        if pkg not in names:
+            names[pkg] = [name for name, member in inspect.getmembers(pkg) if is_builtin(member)]
+        for name in names[pkg]:
+            if is_builtin(member := getattr(pkg, name)):
+                interpreter._patch_attr(pkg, name, member, builder, scope)
+
+    interpreter._patch_builtin = patch_builtin
+    if not builder.options.debug:
+        builder.options = replace(builder.options, sanitize_overflow=False)
+
 
 WORDS = tuple(f"w{i}" for i in range(14))
 ReferenceOf = Callable[..., "ReferenceHierarchy"]
