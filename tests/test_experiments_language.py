@@ -134,7 +134,8 @@ def test_the_dense_variant_is_a_model_that_was_configured_so():
     assert model.config.ffn == "topk"
 
 
-def test_spen_training_measures_what_was_recorded(scratch, text):
+def test_spen_training_measures_what_was_recorded(scratch, text, monkeypatch):
+    monkeypatch.setattr("ematrace.text.corpora.BUILTIN_BYTES", 400_000)
     settings = {"tokens": 2048, "sequences": 2, "length": 64, "texts": {"wikitext2": text}}
     for preset, recorded in (("spen-tiny", "spen-130m"), ("gpt2-tiny", "gpt2-130m")):
         rows = measure("spen_training", scratch, settings, "builtin", preset=preset)
