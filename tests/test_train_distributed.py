@@ -42,10 +42,11 @@ def own_cache(folder: Path) -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def alone(folder: Path) -> dict[str, TrainConfig]:
-    """4 micro-batches a step in one process."""
+    """12 steps of 4 micro-batches in one process."""
     (folder / "text").mkdir()
     text = write_text(folder / "text")
-    configs = {n: tiny_config(text, folder / "alone" / n, micro_batch=1, **m) for n, m in MODELS.items()}
+    short = {"tokens": 12 * 64, "validate_every": 6, "checkpoint_every": 4, "micro_batch": 1}
+    configs = {n: tiny_config(text, folder / "alone" / n, **short, **m) for n, m in MODELS.items()}
     for config in configs.values():
         train(config)
     return configs
@@ -55,11 +56,11 @@ def alone(folder: Path) -> dict[str, TrainConfig]:
 def together(folder: Path, alone: dict[str, TrainConfig]) -> dict[str, TrainConfig]:
     """The same in two processes, either way; a run taken over from one process; and one that is asked to stop."""
     runs = {f"{way} {n}": replace(c, parallel=way) for way in WAYS for n, c in alone.items()}
-    step_15 = str(checkpoint(alone["dense"], 15))
-    runs |= {f"{way} taken over": replace(alone["dense"], parallel=way, resume=step_15) for way in WAYS}
+    step_8 = str(checkpoint(alone["dense"], 8))
+    runs |= {f"{way} taken over": replace(alone["dense"], parallel=way, resume=step_8) for way in WAYS}
     runs |= {"ddp stopped": alone["dense"]}
     often = ("taken over", "stopped")  # the tests look at these runs' checkpoints
-    runs = {n: replace(r, out=folder / n, checkpoint_every=2 if n.endswith(often) else 20) for n, r in runs.items()}
+    runs = {n: replace(r, out=folder / n, checkpoint_every=2 if n.endswith(often) else 12) for n, r in runs.items()}
     arguments = [f for name, run in runs.items() for f in (["stop=4"] * (name == "ddp stopped") + [as_json(run)])]
     code, _, err = finish(start("train_worker.py", *arguments, processes=2), timeout=300)
     assert code == 0, err
@@ -80,7 +81,7 @@ def test_two_processes_draw_the_curve_of_one(
     relative = 1e-3 if model == "topk" else 1e-5
     names = ("step", "tokens", "loss", "cross_entropy", "lr", "grad_norm")
     np.testing.assert_allclose(curve(ours, *names), curve(theirs, *names), rtol=relative)
-    assert len(curve(ours)) == 20
+    assert len(curve(ours)) == 12
     validation = [[v for (v,) in curve(out, "validation_cross_entropy") if v is not None] for out in (ours, theirs)]
     np.testing.assert_allclose(*validation, rtol=relative)
     assert len(validation[0]) == 2
@@ -97,10 +98,10 @@ def test_a_checkpoint_moves_from_one_process_to_two_and_back(
 ) -> None:
     theirs, ours = alone["dense"], together[f"{way} taken over"]
     names = ("step", "loss", "grad_norm")
-    np.testing.assert_allclose(curve(ours.out, *names), curve(theirs.out, *names)[15:], rtol=1e-5)
-    back = replace(theirs, out=folder / f"{way} back", resume=str(checkpoint(ours, 18)))
+    np.testing.assert_allclose(curve(ours.out, *names), curve(theirs.out, *names)[8:], rtol=1e-5)
+    back = replace(theirs, out=folder / f"{way} back", resume=str(checkpoint(ours, 10)))
     train(back)
-    np.testing.assert_allclose(curve(back.out, *names), curve(theirs.out, *names)[18:], rtol=1e-5)
+    np.testing.assert_allclose(curve(back.out, *names), curve(theirs.out, *names)[10:], rtol=1e-5)
 
 
 def test_all_processes_stop_when_one_is_asked_to(

@@ -105,34 +105,35 @@ def test_streamed_text_resumes_bitwise(text: Path, tmp_path: Path) -> None:
     assert digest(broken.out) == digest(straight.out)
 
 
-@pytest.mark.slow
-def test_twenty_kills_lead_to_the_same_weights(text: Path, tmp_path: Path) -> None:
-    config = tiny_config(text, tmp_path / "unused", tokens=16 * 64, checkpoint_every=2)
-    code, out, err = finish(start("train_killer.py", as_json(config), str(tmp_path / "runs"), "20", "0"), timeout=300)
+@pytest.fixture(scope="module")
+def disturbed(text: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    """Runs in processes of their own that were killed, or asked to stop."""
+    folder = tmp_path_factory.mktemp("disturbed")
+    config = tiny_config(text, folder / "unused", tokens=16 * 64, checkpoint_every=2)
+    code, out, err = finish(start("train_killer.py", as_json(config), str(folder), "20", "0"), timeout=300)
     assert code == 0, err
-    (expected, _, _), *killed = json.loads(out.splitlines()[-1])
+    return folder, json.loads(out.splitlines()[-1])
+
+
+@pytest.mark.slow
+def test_twenty_kills_lead_to_the_same_weights(disturbed: tuple[Path, dict[str, Any]]) -> None:
+    (expected, _, _), *killed = disturbed[1]["killed"]
     assert sum(kills for _, kills, _ in killed) >= 20
     assert sum(torn for _, _, torn in killed) >= 1, "no kill fell into the writing of a checkpoint"
     assert {digest for digest, _, _ in killed} == {expected}
 
 
-def test_sigterm_and_ctrl_c_save_and_exit(text: Path, tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_sigterm_and_ctrl_c_save_and_exit(disturbed: tuple[Path, dict[str, Any]]) -> None:
+    folder, found = disturbed
     codes = {signal.SIGTERM: 0, signal.SIGINT: 130}
-    long = {"tokens": 100_000 * 64, "checkpoint_every": 100_000, "keep": 1}
-    configs = {number: tiny_config(text, tmp_path / str(code), **long) for number, code in codes.items()}
-    processes = {number: start("train_worker.py", as_json(config)) for number, config in configs.items()}
-    for number, process in processes.items():
-        config, code = configs[number], codes[number]
-        assert process.stdout is not None
-        while process.stdout.readline() != "step\n":
-            pass
-        process.send_signal(number)
-        found, _, err = finish(process)
-        assert found == code, err
-        (checkpoint,) = list_checkpoints(config.out / "checkpoints")
+    assert found["stopped"] == {str(int(number)): code for number, code in codes.items()}
+    for number in codes:
+        out = folder / number.name
+        (checkpoint,) = list_checkpoints(out / "checkpoints")
         verify(checkpoint)
-        assert len(curve(config.out)) == int(checkpoint.name.removeprefix("step-"))
-        assert not (config.out / "model").exists()
+        assert len(curve(out)) == int(checkpoint.name.removeprefix("step-"))
+        assert not (out / "model").exists()
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "optimizer.safetensors", "state.json", "manifest.json"])

@@ -1,8 +1,9 @@
 """Kill training with SIGKILL at random moments and resume it: `train_killer.py CONFIG FOLDER KILLS SEED`.
 
-A process that has everything imported forks one child per attempt, which saves the seconds of a cold start. The last
-line on standard output is a JSON list of [digest, kills, kills that left a half-written checkpoint], first the run that
-was never killed.
+And ask a long run to stop, by SIGTERM and by SIGINT. A process that has everything imported forks one child per
+attempt, which saves the seconds of a cold start. The last line on standard output is JSON: `killed`, a list of [digest,
+kills, kills that left a half-written checkpoint], first the run that was never killed; and `stopped`, the exit status
+by signal.
 """
 
 from __future__ import annotations
@@ -14,9 +15,10 @@ import random
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -32,15 +34,19 @@ for name in (
 
 
 class TellStart:
-    """Writes a byte when the first step is about to begin."""
+    """Writes a byte when the first step is about to begin, or when it is done."""
 
-    def __init__(self, pipe: int) -> None:
-        self.pipe = pipe
+    def __init__(self, pipe: int, when: str = "start") -> None:
+        self.pipe, self.when = pipe, when
 
     def on_start(self, total_steps: int) -> None:
-        os.write(self.pipe, b"s")
+        if self.when == "start":
+            os.write(self.pipe, b"s")
 
-    def on_step(self, metrics: object) -> None: ...
+    def on_step(self, metrics: Mapping[str, Any]) -> None:
+        if self.when == "step" and metrics["step"] == 1:
+            os.write(self.pipe, b"s")
+
     def on_event(self, text: str) -> None: ...
     def close(self) -> None: ...
 
@@ -87,6 +93,25 @@ def kill_once_and_resume(config: TrainConfig, longest: float, draw: random.Rando
     return kills, torn
 
 
+def exit_status_after(number: int, config: TrainConfig) -> int:
+    """Of a child that is sent a signal after its first step, as the command line would end; negative if it died."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(reading)
+        code = 1
+        try:
+            code = train(config, display=TellStart(writing, "step")).exit_code
+        finally:
+            os._exit(code)
+    os.close(writing)
+    os.read(reading, 1)
+    os.kill(child, number)
+    _, status = os.waitpid(child, 0)
+    os.close(reading)
+    return os.waitstatus_to_exitcode(status)
+
+
 def main() -> None:
     torch.set_num_threads(1)
     config, folder = from_json(sys.argv[1]), Path(sys.argv[2])
@@ -101,7 +126,10 @@ def main() -> None:
         here, torn = kill_once_and_resume(run, 0.9 * seconds, draw)
         rows.append([digest(run.out), here, torn])
         kills += here
-    print(json.dumps(rows))
+    long = replace(config, tokens=100_000 * 64, checkpoint_every=100_000, keep=1)
+    numbers = (signal.SIGTERM, signal.SIGINT)
+    stopped = {n: exit_status_after(n, replace(long, out=folder / signal.Signals(n).name)) for n in numbers}
+    print(json.dumps({"killed": rows, "stopped": stopped}))
 
 
 if __name__ == "__main__":
