@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -315,7 +316,13 @@ ENDED_BY = {
     "dt": ("dt", "dd"),
     "dd": ("dt", "dd"),
     "option": ("option",),
+    "p": ("p", "div", "ul", "dl", "table", "details", "figure", "section", "footer", "nav", "form", "h2"),
 }
+
+
+APART = re.compile(
+    r"t[dhr]|d[dtl]|li|p|div|ul|table|t(head|body)|details|summary|fig.*|section|header|footer|nav|main|h\d"
+)
 
 
 class Reader(HTMLParser):
@@ -352,7 +359,7 @@ class Reader(HTMLParser):
     def end(self) -> None:
         tag, attributes = self.open.pop()
         self.elements.append((tag, attributes, self.texts.pop()))
-        if tag in ("td", "th", "dt", "dd", "li"):  # a reader sees them apart
+        if APART.fullmatch(tag):  # a reader sees them apart
             self.handle_data(" ")
 
     def all(self, tag: str, **wanted: str) -> list[tuple[dict[str, str | None], str]]:

@@ -20,7 +20,7 @@ from ematrace.results import CellFile, Metric, ResultError, Store, StoredCell, T
 from ematrace.results.schema import decode_file, encode_file
 from report_support import bars_of, charts_in, value_at
 
-SHARES, TOKENS, RATIOS = "Share of the measured ceiling", "Tokens per second", "Time over time, within repetitions"
+RATIOS = "Time over time, within repetitions"
 LENGTHS, CONTEXTS = "Time against length", "Tokens per second against context"
 
 
@@ -111,7 +111,7 @@ class TestSection:
         assert "3.00 ms" not in outside
         assert "3.00 ms" in inside
         assert "also run on this machine" in inside
-        assert bars_of(charts_of(store)[SHARES])["ours"] == pytest.approx(0.5, abs=1e-3)
+        assert bars_of(charts_of(store)[RATIOS], base=1.0) == pytest.approx({"theirs / ours": 4.0}, rel=1e-3)
 
     def test_toy_sizes_are_called_so(self, store: Store) -> None:
         local(store, made_up_file(quick=True))
@@ -172,7 +172,7 @@ class TestSection:
         comparisons = [Comparison({"contender": bad}, OURS)]
         local(store, made_up_file(cells, provenance=provenance, comparisons=comparisons, **about))
         assert bad not in section_of(store)
-        assert len(charts_of(store)) == 4
+        assert len(charts_of(store)) == 3
 
     def test_long_tables_are_folded(self, store: Store) -> None:
         local(store, made_up_file([timed(f"row {i}", 1.0) for i in range(30)]))
@@ -198,19 +198,6 @@ class TestCharts:
     def charts(self, store: Store, *args: Any, **about: Any) -> dict[str, Any]:
         local(store, made_up_file(*args, **about))
         return charts_of(store)
-
-    def test_shares_of_the_ceiling(self, store: Store) -> None:
-        chart = self.charts(store)[SHARES]
-        expected = {"ours": 8e6 / 0.002 / 8e9, "theirs": 1e9 / 0.005 / 1e12}
-        assert bars_of(chart) == pytest.approx(expected, abs=1e-3)
-        # The slowest repetition, 4 ms, has half the share of the median, the fastest twice.
-        assert range_of(chart, 0) == pytest.approx([0.25, 1.0], abs=1e-3)
-        assert [row.value for row in chart.rows] == ["50%", "20%"]
-
-    def test_tokens_a_second_where_no_ceiling_was_measured(self, store: Store) -> None:
-        charts = self.charts(store, made_up_file().cells[:2])
-        assert SHARES not in charts
-        assert bars_of(charts[TOKENS]) == {"ours": pytest.approx(50_000, rel=1e-3)}
 
     def test_ratios_go_from_1_on_a_logarithmic_axis(self, store: Store) -> None:
         cells = [timed("ours", 2.0, 2.0, 2.0), timed("theirs", 8.0, 5.0, 10.0), timed("third", 1.0, 0.5, 1.6)]
@@ -254,12 +241,6 @@ class TestCharts:
         assert (line.name, [(p.x, p.y) for p in line.points]) == ("gpt2", [(128, 40.0), (1024, 20.0)])
         assert chart.x_axis.log
         assert chart.y_axis.low == 0.0
-
-    def test_times_at_a_single_length_keep_their_bars(self, store: Store) -> None:
-        points = [timed({"contender": "ours", "tokens": n}, 1.0, 1.0, tokens=n) for n in (256, 512)]
-        single = timed({"contender": "theirs", "tokens": 256}, 1.0, 1.0, tokens=7)
-        charts = self.charts(store, [*points, single, timed("prefill", 1.0, 1.0, tokens=5)])
-        assert bars_of(charts[TOKENS]) == pytest.approx({"theirs tokens=256": 7.0, "prefill": 5.0}, abs=1e-3)
 
     def test_what_ran_once_is_not_compared(self, store: Store) -> None:
         assert self.charts(store, [timed("triton", 9.0, tokens=7), timed("torch", 1.0, tokens=7)]) == {}

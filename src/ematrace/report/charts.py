@@ -134,14 +134,14 @@ class Lane:
     bar: Interval | None = None
     ends: Interval | None = None
 
-    @property
-    def places(self) -> str:
-        """As style.css takes them.
+    def places(self, base: float) -> str:
+        """As style.css takes them; an end of a bar that is the base needs not be said.
 
-        >>> Lane(0, mark=97.26, ends=(95.0, 99.5)).places
-        '--x:97.3%;--l:95%;--h:99.5%'
+        >>> Lane(0, mark=97.26, ends=(95.0, 99.5)).places(0.0), Lane(0, bar=(12.5, 40.0)).places(12.5)
+        ('--x:97.3%;--l:95%;--h:99.5%', '--b:40%')
         """
         (a, b), (low, high) = (pair or (None, None) for pair in (self.bar, self.ends))
+        a, b = (None if end == base else end for end in (a, b))
         named = {"x": self.mark, "p": self.paper, "a": a, "b": b, "l": low, "h": high}
         return ";".join(f"--{name}:{short(x)}%" for name, x in named.items() if x is not None)
 
@@ -179,6 +179,10 @@ class RowChart(Part):
         places += places[-1:] * (MOST_TICKS - len(places))
         at = "" if self.reference is None else f"--at:{short(self.reference)}%;"
         return f"{at}--grid:{','.join(places)}"
+
+    @property
+    def base(self) -> float:
+        return self.reference or 0.0
 
     @property
     def style(self) -> str:
@@ -347,9 +351,9 @@ class LineChart(Part):
     def keys(self) -> list[Key]:
         return [Key(line.name, *_style(i), guide=not line.marks) for i, line in enumerate(self.lines)]
 
-    def place(self, x: float, y: float) -> tuple[float, float]:
+    def place(self, x: float, y: float) -> tuple[float, int]:
         across = PLANE_LEFT + (98 - PLANE_LEFT) * self.x_axis.share(x)
-        return round(across, 2), round(PLANE_TOP + PLANE_PX * (1 - self.y_axis.share(y)), 1)
+        return round(across, 2), round(PLANE_TOP + PLANE_PX * (1 - self.y_axis.share(y)))
 
     @property
     def paths(self) -> list[Path]:

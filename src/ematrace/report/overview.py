@@ -7,7 +7,7 @@ from collections.abc import Sequence, Set
 from dataclasses import dataclass
 from functools import cached_property
 
-from ematrace.ledger import VERDICTS, Check, LedgerRow, Share
+from ematrace.ledger import Check, LedgerRow, Share
 from ematrace.ledger.claims import Control
 from ematrace.report.commands import Command, command_of
 from ematrace.report.data import ReportData
@@ -72,16 +72,6 @@ class ClaimView:
     @property
     def drawn(self) -> str:
         return share(self.row.robustness.all) if self.row.robustness else ""
-
-    @property
-    def drawn_share(self) -> float:
-        """For sorting; what was not tested comes last."""
-        return self.row.robustness.all.holds / self.row.robustness.all.conditions if self.row.robustness else -1.0
-
-    @property
-    def rank(self) -> int:
-        """Of the verdict, for sorting."""
-        return VERDICTS.index(self.row.verdict)
 
     @property
     def here(self) -> str:
@@ -155,23 +145,32 @@ class PredicateView:
 
     @classmethod
     def of(cls, check: Check, drawn: Share | None, common: Set[str] = frozenset()) -> PredicateView:
-        decimals = None if check.left is None else digits(check.left)
-        of = "left" if check.kind == "figure" or check.method == "bound" else "difference"
-        numbers = {
-            "left": number(check.left),
-            "right": number(check.right),
-            "difference": number(check.difference, decimals, signed=True),
-            f"95% of the {of}": interval(check.interval, decimals),
-            "test": check.method or "–",
-            "drawn grammars": share(drawn),
-        }
         sign, word, _ = outcome(check)
-        shown = "; ".join(f"{name} {text}" for name, text in numbers.items() if text != "–")
+        shown = numbers_of(check, drawn)
         if check.beside is not None:
             beside = cls.of(check.beside, None)
             what = "Over seeds" if check.predicate == f"{check.beside.predicate} over tokens" else "Or"
             shown = f"{shown}. {what}: {beside.holds}; {beside.numbers}"
-        return cls(without_factors(check.predicate, common), f"{sign} {word}", word == "fails", shown)
+        text = without_repetition(without_factors(check.predicate, common))
+        return cls(text, f"{sign} {word}", word == "fails", shown)
+
+
+def numbers_of(check: Check, drawn: Share | None) -> str:
+    """`.986 against .981: +.005 (95% .005–.006), paired; drawn 12/12`. The interval stands behind what it is of: the
+    difference or, for a figure and a bound, the left side."""
+    if check.left is None:
+        return ""
+    decimals = digits(check.left)
+    spread = "" if check.interval is None else f" (95% {interval(check.interval, decimals)})"
+    of_left = check.kind == "figure" or check.method == "bound"
+    text = number(check.left) + (spread if of_left else "")
+    if check.right is not None:
+        text += f" against {number(check.right)}"
+    if check.difference is not None:
+        text += f": {number(check.difference, decimals, signed=True)}{'' if of_left else spread}"
+    if check.method:
+        text += f", {check.method}"
+    return text if drawn is None else f"{text}; drawn {drawn.holds}/{drawn.conditions}"
 
 
 FACTORS = re.compile(r"\{([^{}]*)\}")
@@ -200,6 +199,17 @@ def without_factors(predicate: str, factors: Set[str]) -> str:
         return f"{{{', '.join(left)}}}" if left else ""
 
     return FACTORS.sub(shorten, predicate) if factors else predicate
+
+
+REPEATED = re.compile(r"(\w+/\w+)(\{[^{}]*\} (?:<=?|>=?|within) )\1(?=\{)")
+
+
+def without_repetition(predicate: str) -> str:
+    """
+    >>> without_repetition("a/nats{k=1} < a/nats{k=2} + 0.01")
+    'a/nats{k=1} < {k=2} + 0.01'
+    """
+    return REPEATED.sub(r"\1\2", predicate)
 
 
 @dataclass(frozen=True)

@@ -19,12 +19,11 @@ from ematrace.report.compact import compact, compact_style
 from ematrace.report.data import ReportData
 from ematrace.report.factor_tables import experiment_tables
 from ematrace.report.overview import QUESTION, TITLE, Overview
-from ematrace.report.parts import Content, templates, walk
+from ematrace.report.parts import Content, templates
 from ematrace.report.provenance import provenance_parts
 from ematrace.report.sections import FAULTS, SECTIONS, Section
 from ematrace.report.sections.base import about
 from ematrace.report.speed import LEDE, speed_parts
-from ematrace.report.tables import Measured
 from ematrace.report.verdicts import Look, look_of
 from ematrace.results import Store
 
@@ -108,11 +107,6 @@ class SectionView:
     parts: Sequence[Content]
     missing: Sequence[tuple[str, Command | None]] = ()
     sources: Sequence[str] = ()
-
-    @property
-    def has_intervals(self) -> bool:
-        """Whether a mean has an interval beside it, which a line explains."""
-        return any(isinstance(p, Measured) and bool(p.seeds) for part in self.parts for p in walk(part))
 
 
 def build_section(section: Section, data: ReportData) -> SectionView:

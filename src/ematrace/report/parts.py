@@ -175,6 +175,12 @@ class DataTable(Part):
         return (cell.content for row in (*self.head, *self.body) for cell in row.cells)
 
     @property
+    def says_scopes(self) -> bool:
+        """HTML knows what is a header of what by itself if the head and the first column are headers throughout."""
+        head = all(cell.scope for row in self.head for cell in row.cells)
+        return not (head and all(row.cells[0].scope and not any(c.scope for c in row.cells[1:]) for row in self.body))
+
+    @property
     def labels(self) -> str:
         """The names of the columns as CSS that the cells show on a phone; the first column is the card's heading."""
         return ";".join(f"--c{i}:{css_string(name)}" for i, name in enumerate(self.columns, start=1) if i > 1)
@@ -200,7 +206,7 @@ class DataTable(Part):
         return [", ".join(filter(None, parts)) for parts in names]
 
 
-HARMLESS = frozenset(" ,.()/%+-±²→")  # in a CSS string inside an attribute
+HARMLESS = frozenset(" ,.()/%+-±²→_")  # in a CSS string inside an attribute
 
 
 def css_string(text: str) -> str:
@@ -216,6 +222,6 @@ def plain_table(
     heads: Sequence[str], rows: Sequence[Sequence[Content]], label: str, style: Literal["", "words"] = ""
 ) -> DataTable:
     """A row's name, and cells that are all numbers or, in the style `words`, text."""
-    head = TableRow([TableCell(h, "" if i else "line", "col") for i, h in enumerate(heads)])
+    head = TableRow([TableCell(h, scope="col") for h in heads])
     body = [TableRow([TableCell(row[0], scope="row"), *map(TableCell, row[1:])]) for row in rows]
     return DataTable(label, [head], body, f"figures {style}".strip())

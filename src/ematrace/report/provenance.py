@@ -27,7 +27,7 @@ from ematrace.results import Provenance, StoredCell, Table
 
 MOST_VALUES = 6  # of a setting that differs from file to file
 MOST_COMMANDS = 1  # the others differ in the seed or in one factor
-LONG_SETTING = 60  # characters, that are not said again
+LONG_SETTING = 20  # characters, that are not said again
 
 
 @dataclass(frozen=True)
@@ -91,8 +91,27 @@ def _some(texts: Iterable[str], most: int = MOST_VALUES) -> str:
 
 
 def _first_to_last(dates: Iterable[str]) -> str:
+    """
+    >>> _first_to_last(["2026-11-16 07:29", "2026-11-16 07:18"]), _first_to_last(["2026-11-16", "2026-11-15"])
+    ('2026-11-16 07:18 to 07:29', '2026-11-15 to 2026-11-16')
+    """
     first, *_, last = ordered if len(ordered := sorted(dates)) > 1 else ordered * 2
-    return first if first == last else f"{first} to {last}"
+    day, _, time = last.partition(" ")
+    return first if first == last else f"{first} to {time if time and first.startswith(day) else last}"
+
+
+def _runs_of(numbers: Sequence[int]) -> str:
+    """
+    >>> _runs_of([0, 1, 2, 3, 7, 8])
+    '0 to 3, 7, 8'
+    """
+    runs: list[list[int]] = []
+    for n in numbers:
+        if runs and n == runs[-1][-1] + 1:
+            runs[-1].append(n)
+        else:
+            runs.append([n])
+    return ", ".join(f"{run[0]} to {run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs)
 
 
 def merged_settings(settings: Sequence[Mapping[str, Any]], depth: int = 0) -> dict[str, Any]:
@@ -113,9 +132,9 @@ def merged_settings(settings: Sequence[Mapping[str, Any]], depth: int = 0) -> di
     return merged
 
 
-def source_line(data: ReportData, experiment: str, said: dict[str, str]) -> Fold:
-    """Where the numbers of an experiment come from, in one line that opens to its settings. `said` are the long ones
-    that other experiments have, with the name of the first."""
+def source_line(data: ReportData, experiment: str, said: dict[str, tuple[str, Any]]) -> Fold:
+    """Where the numbers of an experiment come from, in one line that opens to its settings. `said` has the long ones
+    by name, as the first experiment has them: those of others are told by what differs."""
     files = Files.of(data.table.evidence[experiment])
     summary = Markup("<strong>{}</strong> · {} · {}, {} · {} · {}").format(
         experiment, plural(len(files.seeds), "seed"), files.origin, files.scale, files.days, files.hardware
@@ -128,19 +147,27 @@ def source_line(data: ReportData, experiment: str, said: dict[str, str]) -> Fold
     )
 
 
-def _about(files: Files, experiment: str, said: dict[str, str]) -> Values:
+def _about(files: Files, experiment: str, said: dict[str, tuple[str, Any]]) -> Values:
     settings = merged_settings([stored.cell.settings for stored in files.cells])
-    for name, value in settings.items():
-        text = f"{name} {value_text(value)}"
-        if len(text) > LONG_SETTING and said.setdefault(text, experiment) != experiment:
-            settings[name] = f"as for {said[text]}"
+    elsewhere: dict[str, list[str]] = {}
+    for name, value in list(settings.items()):
+        if len(value_text(value)) <= LONG_SETTING:
+            continue
+        first, known = said.setdefault(name, (experiment, value))
+        if value == known and first != experiment:
+            elsewhere.setdefault(f"as for {first}", []).append(name)
+            del settings[name]
+        elif isinstance(value, Mapping) and isinstance(known, Mapping) and value.keys() >= known.keys():
+            other = {key: one for key, one in value.items() if key not in known or one != known[key]}
+            settings[name] = f"as for {first}, but {value_text(other)}" if first != experiment else value
+    settings |= {where: ", ".join(names) for where, names in elsewhere.items()}
     return Values(
         {
             "files": ", ".join(files.paths),
-            "commit": files.commits,
+            "commit": files.commits.replace("commit ", ""),
             "command": _some((run.command for run in files.runs), MOST_COMMANDS),
-            "seeds": ", ".join(map(str, files.seeds)),
-            "seconds": files.seconds,
+            "seeds": _runs_of(files.seeds),
+            "seconds": f"{files.seconds:,.0f}",
             "settings": settings,
         }
     )
@@ -159,17 +186,24 @@ def _also_here(data: ReportData, experiment: str, evidence: Files) -> list[Conte
 
 
 def provenance_parts(data: ReportData) -> list[Content]:
-    """All result files, those of one experiment, origin, scale, default factors and commit in one row."""
+    """A line for each experiment, which opens to its evidence, and a row for other files that share experiment, origin,
+    scale, default factors and commit.
+
+    A benchmark's file is named with its times, and so are its hardware and versions.
+    """
     if not data.cells.cells:
         return [Paragraph(Markup("There are no results yet: {}").format(code("ematrace reproduce")), "missing")]
     groups: dict[str, list[StoredCell]] = {}
-    for stored in data.cells.cells:
+    for stored in (s for s in data.cells.cells if not is_benchmark(s.cell)):
         cell, run = stored.cell, stored.cell.provenance
         varied = {name: cell.factors[name] for name in data.claims.defaults if name in cell.factors}
         key = json.dumps([str(stored.path.parent), stored.local, cell.scale, varied, run.commit, run.dirty])
         groups.setdefault(key, []).append(stored)
     files = [Files.of(cells) for cells in groups.values()]
-    said: dict[str, str] = {}
+    shown = {id(stored) for cells in data.table.evidence.values() for stored in cells}
+    others = [group for group in files if not any(id(stored) in shown for stored in group.cells)]
+    table = _files_table(data, others)
+    said: dict[str, tuple[str, Any]] = {}
     return [
         *(Paragraph(problem, "missing") for problem in data.problems),
         *(
@@ -177,8 +211,8 @@ def provenance_parts(data: ReportData) -> list[Content]:
             for name, cells in data.table.evidence.items()
             if not is_benchmark(cells[0].cell)
         ),
-        Fold("All result files, on drawn grammars too", [_files_table(data, files)], "source"),
-        Fold("Hardware and versions", _environments(files), "source"),
+        *([Fold("Other result files, those on drawn grammars among them", [table], "source")] if others else []),
+        *([Fold("Hardware and versions", _environments(files), "source")] if files else []),
     ]
 
 
@@ -196,7 +230,7 @@ def _files_table(data: ReportData, groups: Sequence[Files]) -> DataTable:
                 f"{files.origin}, {used}",
                 files.scale,
                 plural(len(files.seeds), "seed"),
-                files.commits,
+                files.commits.replace("commit ", ""),
                 _first_to_last(run.date[:16].replace("T", " ") for run in files.runs),
                 f"{files.seconds:,.0f} s",
                 "–" if memory is None else f"{memory:,.0f} MB",
@@ -215,14 +249,7 @@ def _environments(groups: Sequence[Files]) -> list[Content]:
     shared: dict[str, list[StoredCell]] = {}
     for stored in (s for files in groups for s in files.cells):
         run = stored.cell.provenance
-        key = json.dumps([run.hardware, run.versions], sort_keys=True, default=str)
-        shared.setdefault(key, []).append(stored)
-    parts: list[Content] = []
-    for cells in shared.values():
-        run = cells[0].cell.provenance
-        files = "all files" if len(shared) == 1 else ", ".join(Files.of(cells).paths)
-        parts += [
-            Paragraph(f"Of {files}.", "tag"),
-            Values({"hardware": value_text(run.hardware), "versions": value_text(run.versions)}),
-        ]
-    return parts
+        versions = {name: version for name, version in run.versions.items() if version}
+        text = f"{value_text(run.hardware)}; {value_text(versions)}"
+        shared.setdefault(text, []).append(stored)
+    return [Paragraph(f"{', '.join(Files.of(cells).paths)}: {text}.") for text, cells in shared.items()]

@@ -10,7 +10,7 @@ from ematrace.bench import Run, Timed, runs_of
 from ematrace.bench.tables import DASH, ceiling, count, duration, duration_range, figure, percent
 from ematrace.report.formatting import commit_of, hardware_of, plural, show_path
 from ematrace.report.parts import Block, Content, DataTable, Fold, Paragraph, Values, code, plain_table
-from ematrace.report.speed_charts import context_lines, length_lines, points_of, ratio_bars, share_bars, token_bars
+from ematrace.report.speed_charts import context_lines, length_lines, points_of, ratio_bars
 from ematrace.results import Table
 
 LEDE = (
@@ -36,17 +36,13 @@ def speed_parts(table: Table) -> list[Content]:
 
 def benchmark_parts(run: Run) -> list[Content]:
     lengths, contexts = points_of(run, "tokens"), points_of(run, "context")
-    drawn = {timed.label for lines in (lengths, contexts) for points in lines.values() for _, timed in points}
-    # A time without repetitions is information; a bar would make it a comparison.
-    others = [timed for timed in run.timed if timed.label not in drawn and len(timed.timing.seconds) > 1]
     charts = [
         length_lines(lengths) if lengths else None,
         context_lines(contexts) if contexts else None,
-        share_bars(run, others) or token_bars(others),
         ratio_bars(run.ratios),
     ]
     shown = [chart for chart in charts if chart is not None]
-    return [Block(shown, "panels"), *tables(run), origin(run)]
+    return [*([Block(shown, "panels")] if shown else []), *tables(run), origin(run)]
 
 
 def folded_run(run: Run) -> Fold:

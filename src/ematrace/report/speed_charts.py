@@ -1,11 +1,11 @@
-"""Charts of benchmarks: bars against ceilings and peers, lines over length and context."""
+"""Charts of benchmarks: bars against peers, lines over length and context. Shares of ceilings stand in the tables."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
 from ematrace.bench import Run, Spread, Timed, label
-from ematrace.bench.tables import count, duration, percent, three_digits, times
+from ematrace.bench.tables import duration, three_digits, times
 from ematrace.report.charts import (
     MOST_TICKS,
     Axis,
@@ -31,43 +31,6 @@ def points_of(run: Run, axis: str) -> Lines:
             others = {name: value for name, value in timed.factors.items() if name != axis}
             lines.setdefault(label(others), []).append((at, timed))
     return {name: sorted(points, key=lambda point: point[0]) for name, points in lines.items() if len(points) > 1}
-
-
-def share_bars(run: Run, rows: Sequence[Timed]) -> RowChart | None:
-    """The share of the ceiling that limits each row; its slowest repetition has the lowest share."""
-    reached = [(timed, *nearest) for timed in rows if (nearest := run.share_of_ceiling(timed)) is not None]
-    if not reached:
-        return None
-    bars = [
-        Bar(
-            timed.label,
-            share,
-            share * timed.timing.median / timed.timing.slowest,
-            share * timed.timing.median / timed.timing.fastest,
-            percent(share),
-        )
-        for timed, _, share in reached
-    ]
-    axis = linear_axis(0.0, max(1.0, *(bar.high for bar in bars)), "{:.0%}".format)
-    groups = [f"of the measured {ceiling} rate" for _, ceiling, _ in reached]
-    return bar_chart("Share of the measured ceiling", bars, axis, "share of the ceiling", reference=1.0, groups=groups)
-
-
-def token_bars(rows: Sequence[Timed]) -> RowChart | None:
-    bars = [
-        Bar(
-            timed.label,
-            timed.tokens_per_second,
-            timed.tokens / timed.timing.slowest,
-            timed.tokens / timed.timing.fastest,
-            count(timed.tokens_per_second),
-        )
-        for timed in rows
-        if timed.tokens
-    ]
-    if not bars:
-        return None
-    return bar_chart("Tokens per second", bars, linear_axis(0.0, max(bar.high for bar in bars), count), "tokens/s")
 
 
 def ratio_bars(ratios: Mapping[str, Spread]) -> RowChart | None:

@@ -86,8 +86,13 @@ def paper_cell(paper: float | None) -> TableCell:
     return TableCell("" if paper is None else number(paper), "paper")
 
 
-def measure_table(data: ReportData, rows: Sequence[Header], columns: Sequence[Header], label: str) -> DataTable | None:
-    """Per row and column the paper's number, where the column has any, and ours; None where nothing was measured."""
+def measure_table(
+    data: ReportData, rows: Sequence[Header], columns: Sequence[Header], label: str, by: str = "condition"
+) -> DataTable | None:
+    """Per row and column the paper's number, where the column has any, and ours; None where nothing was measured.
+
+    `by` says what the rows are.
+    """
     rows = measured_rows(data, rows, columns)
     if not rows:
         return None
@@ -111,15 +116,15 @@ def measure_table(data: ReportData, rows: Sequence[Header], columns: Sequence[He
         body.append(TableRow(cells, "first" if first else ""))
     # Many columns: the intervals go under the means.
     dense = " dense" if len(shown) + sum(papers) > MAX_COLUMNS else ""
-    return DataTable(label, paired_head(shown, papers), body, f"figures means{dense}")
+    return DataTable(label, paired_head(shown, papers, [by]), body, f"figures means{dense}")
 
 
 def paired_head(
-    columns: Sequence[Header], papers: Sequence[bool], names: Sequence[str] = ("",), count: str = "seeds"
+    columns: Sequence[Header], papers: Sequence[bool], names: Sequence[str], count: str = "seeds"
 ) -> list[TableRow]:
     """`names` of the first columns, the metrics, `count`; "paper" and "ours" in a line of their own where both are."""
     depth = 2 if any(papers) else 1
-    top = [TableCell(name, "line", "col" if name else "", rowspan=depth) for name in names]
+    top = [TableCell(name, "line" if i else "", "col", rowspan=depth) for i, name in enumerate(names)]
     second = []
     for column, has_paper in zip(columns, papers, strict=True):
         if has_paper:
@@ -154,7 +159,7 @@ def value_table(data: ReportData, selectors: Mapping[str, Selector], label: str)
                 ]
             )
         )
-    head = TableRow([TableCell(h, "" if i else "line", "col") for i, h in enumerate(heads)])
+    head = TableRow([TableCell(h, scope="col") for h in heads])
     return DataTable(label, [head], body, "figures means names")
 
 

@@ -1,4 +1,4 @@
-"""What our own choices matter: accuracy under each, and what it does to the figures of claims."""
+"""What our own choices matter: what each does to the figures of claims."""
 
 from __future__ import annotations
 
@@ -23,9 +23,7 @@ from ematrace.analysis.choices import (
 from ematrace.ledger import Claim, Claims, holds_at_points
 from ematrace.report.data import ReportData
 from ematrace.report.formatting import number
-from ematrace.report.parts import Content, Fold, Paragraph, plain_table
-from ematrace.report.sections.accuracy import COLUMNS
-from ematrace.report.tables import Header, measure_table
+from ematrace.report.parts import Content, Paragraph, plain_table
 from ematrace.results import Table
 
 EXPLAINED = {
@@ -37,9 +35,7 @@ EXPLAINED = {
 
 
 def choices(data: ReportData) -> Sequence[Content | None]:
-    names = names_of(data.table)
-    rows = [Header(name, EXPERIMENT, where={"choice": name, "variant": "full"}) for name in names]
-    return [measure_table(data, rows, COLUMNS, "Accuracy by choice"), claims_by_choice(data, names)]
+    return claims_by_choice(data, names_of(data.table))
 
 
 def names_of(table: Table) -> list[str]:
@@ -48,11 +44,11 @@ def names_of(table: Table) -> list[str]:
     return sorted(names, key=lambda name: name != DEFAULT)
 
 
-def claims_by_choice(data: ReportData, names: Sequence[str]) -> Content | None:
+def claims_by_choice(data: ReportData, names: Sequence[str]) -> Sequence[Content]:
     """The figures of claims under the default, and how each choice changes them."""
     figures = measured_figures(data)
     if DEFAULT not in names or not figures:
-        return None
+        return []
     held = {name: hold_under(data.table, name, comparisons_of(data.claims)) for name in names}
     rows: list[list[Content]] = []
     for name in names:
@@ -67,7 +63,7 @@ def claims_by_choice(data: ReportData, names: Sequence[str]) -> Content | None:
         + " ".join(text for id, text in EXPLAINED.items() if id in figures)
     )
     table = plain_table(heads, rows, "Figures of claims by choice", "words")
-    return Fold("What each choice does to the figures of claims", [note, table])
+    return [note, table]
 
 
 def _cell(changes: Sequence[Change | None], is_default: bool) -> Content:

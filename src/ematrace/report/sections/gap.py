@@ -41,11 +41,16 @@ from ematrace.report.tables import Header, measure_table
 from ematrace.results import Sample
 
 DEFINITION_NAMES = {
-    "pair": "pair seen before in the window",
-    "retrieval": "and misses: the token before was seen, with another one after it",
-    "rare": "and at most 1,250 times in training (Zoology)",
-    "rare_here": "and as rare in proportion to the tokens trained on",
+    "pair": "seen before",
+    "retrieval": "seen before, and misses",
+    "rare": "at most 1,250 times",
+    "rare_here": "as rare in proportion",
 }
+DEFINITIONS = (
+    "Recall tokens complete a pair of tokens that was seen before in the window. Misses: the token before was seen, "
+    "with another one after it. At most 1,250 times in the training text, as Zoology counts, or as rare in proportion "
+    "to the tokens trained on."
+)
 VERDICTS: Mapping[Outcome | None, str] = {
     "for": "for",
     "against": "against",
@@ -253,6 +258,7 @@ def _recall(gap: GapData) -> Iterator[Content]:
         ]
         for found in gap.recall
     ]
+    yield Paragraph(DEFINITIONS)
     yield plain_table(heads, rows, "EMA against attention on recall tokens; perplexity on them and elsewhere")
     columns = ["model", "overall", "recall tokens", "others", "share of the gap on recall tokens"]
     yield Paragraph(ZOOLOGY_SOURCE)
@@ -282,37 +288,38 @@ def _arms(gap: GapData) -> Content:
 
 
 def _slices(gap: GapData) -> Iterator[Content]:
-    """Of every arm on held-out text: nats by slice."""
-    scores = gap.scores
-    text = scores.texts[0]
-    parts = [part for of, part in next(iter(next(iter(scores.arms.values())).values())).nats if of == text]
-    shares = [f"{part} ({_share(gap, text, part):.1%})" for part in parts]
-    rows = [[arm.text, *(_slice(gap, arm, text, part) for part in parts)] for arm in gap.ordered_arms]
-    table = plain_table(["arm", *shares], rows, f"Nats by slice on {text_name(text)}, with the share of tokens in it")
-    yield Fold("Every arm by slice", [table])
-    yield Fold("By distance to the last occurrence, and by count in training", [*_ranges(gap, text)])
+    """On held-out text, of the ends of the chain and the arms that recall is judged by."""
+    text = gap.scores.texts[0]
+    arms = [arm for arm in gap.ordered_arms if arm in (CHAIN[0], CHAIN[-1], EMA, ATTENTION, LEARNED)]
+    parts: list[Content] = [_by_slice(gap, arms, text), *_ranges(gap, arms, text)]
+    if others := len(gap.ordered_arms) - len(arms):
+        more = Markup("{} more: {}").format(plural(others, "arm"), code(f"results/{EXPERIMENT}/"))
+        parts.append(Paragraph(more, "tag"))
+    yield Fold("By slice, distance to the last occurrence, and count in training", parts)
 
 
-def _ranges(gap: GapData, text: str) -> Iterator[Content]:
-    """Recall tokens by how far back the pair was seen, and all tokens by how often the training text has the pair: the
-    ends of the chain, and the arms that recall is judged by."""
+def _by_slice(gap: GapData, arms: Sequence[ArmFactors], text: str) -> Content:
+    slices = [part for of, part in next(iter(next(iter(gap.scores.arms.values())).values())).nats if of == text]
+    shares = [f"{part} ({_share(gap, text, part):.1%})" for part in slices]
+    rows = [[arm.text, *(_slice(gap, arm, text, part) for part in slices)] for arm in arms]
+    return plain_table(["arm", *shares], rows, f"Nats by slice on {text_name(text)}, with the share of tokens in it")
+
+
+def _ranges(gap: GapData, arms: Sequence[ArmFactors], text: str) -> Iterator[Content]:
+    """Recall tokens by how far back the pair was seen, and all tokens by how often the training text has the pair."""
     size = gap.scores.size
     rows = [
         Header(arm.text, EXPERIMENT, where={**asdict(arm), "size": size, "text": text, "lr": run.lr})
-        for arm in gap.ordered_arms
-        if arm in (CHAIN[0], CHAIN[-1], EMA, ATTENTION, LEARNED)
+        for arm in arms
         for run in [next(iter(gap.scores.arms[arm].values()))]
     ]
     for factor, metrics in RANGES.items():
         for metric, label in metrics.items():
             levels = [str(level) for level in gap.data.table.values_of(EXPERIMENT, factor, size=size)]
             columns = [Header(f"{level} {UNITS[factor]}", metric=metric, where={factor: level}) for level in levels]
-            if (table := measure_table(gap.data, rows, columns, f"Nats on {label}")) is not None:
+            if (table := measure_table(gap.data, rows, columns, f"Nats on {label}", "arm")) is not None:
                 yield Paragraph(f"Nats on {label}, {text_name(text)}.")
                 yield table
-    others = len(gap.ordered_arms) - len(rows)
-    if others:
-        yield Paragraph(Markup("{} more: {}").format(plural(others, "arm"), code(f"results/{EXPERIMENT}/")), "tag")
 
 
 def _share(gap: GapData, text: str, part: str) -> float:

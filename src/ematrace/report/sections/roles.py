@@ -52,7 +52,7 @@ def by_role(data: ReportData) -> Sequence[Content | None]:
         column_series(data, rows, SYSTEMS),
         x_title="accuracy on transfer",
     )
-    return [chart, measure_table(data, rows, SYSTEMS, "Transfer accuracy by role")]
+    return [chart, measure_table(data, rows, SYSTEMS, "Transfer accuracy by role", "role")]
 
 
 def position(data: ReportData) -> Sequence[Content | None]:

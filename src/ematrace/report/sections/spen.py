@@ -100,7 +100,7 @@ def training(data: ReportData) -> Sequence[Content | None]:
             x_title="tokens per second",
             axis=speed_axis(series),
         ),
-        measure_table(data, rows, SPEED, "Speed of training"),
+        measure_table(data, rows, SPEED, "Speed of training", "model"),
     ]
 
 
@@ -110,7 +110,7 @@ def held_out(data: ReportData) -> Sequence[Content | None]:
         for budget, note in BUDGETS_130M.items()
         for label, where in AT_130M.items()
     ]
-    return [measure_table(data, rows, HELD_OUT, "Loss at 130M parameters")]
+    return [measure_table(data, rows, HELD_OUT, "Loss at 130M parameters", "model")]
 
 
 def speed_axis(series: Sequence[Series]) -> Axis:
@@ -125,14 +125,14 @@ def streaming(data: ReportData) -> Sequence[Content | None]:
     labels = [row.label for row in rows]
     series = [Series("ours", samples_of(data, rows, RATE), papers_of(data, rows, RATE))]
     known = [f.mean for f in series[0].samples if f is not None and f.known]
-    prefill = measure_table(data, PREFILL, [RATE], "Speed of reading one whole sequence")
+    prefill = measure_table(data, PREFILL, [RATE], "Speed of reading one whole sequence", "model")
     if not known:
         return [prefill]
     papers = [paper for paper in series[0].papers if paper is not None]
     axis = log_axis(min([*known, *papers]) / 1.5, 1.5 * max(known), count)
     return [
         dot_chart("Speed of streaming", labels, series, x_title="tokens per second", axis=axis),
-        measure_table(data, rows, [RATE], "Speed of streaming"),
+        measure_table(data, rows, [RATE], "Speed of streaming", "model"),
         prefill,
     ]
 
@@ -151,5 +151,5 @@ def model(data: ReportData) -> Sequence[Content | None]:
         return []
     return [
         value_table(data, selectors, "Size, retention and a small model"),
-        measure_table(data, PRECISIONS, PARITY, "Streamed against parallel"),
+        measure_table(data, PRECISIONS, PARITY, "Streamed against parallel", "precision"),
     ]

@@ -11,7 +11,7 @@ from ematrace.report.factor_tables import factor_text
 from ematrace.report.formatting import interval, number
 from ematrace.report.parts import Content, plain_table
 from ematrace.report.verdicts import LETTERS
-from ematrace.results import Factors, Selector
+from ematrace.results import Factors, Sample, Selector
 
 MODELS = ("supervised_models", "supervised_epochs")
 MODEL_FACTORS = ("model", "embedding", "word_dropout", "unseen")
@@ -37,10 +37,16 @@ def _model_table(data: ReportData, experiment: str) -> Content:
         where = dict(zip(MODEL_FACTORS, values, strict=True))
         samples = [data.sample(Selector(experiment, m, {**where, **w})) for m, w in COLUMNS.values()]
         seeds = max((len(s.values) for s in samples if s is not None), default=0)
-        means = ["–" if s is None else f"{number(s.mean, 3)} ({interval(s.interval, 3)})" for s in samples]
+        means = ["–" if s is None else _mean_and_interval(s) for s in samples]
         rows.append([*map(factor_text, values), *means, str(seeds)])
     heads = ["model", "embedding", "word dropout", "unseen words", *COLUMNS, "seeds"]
     return plain_table(heads, rows, f"{experiment}: mean over seeds and 95% interval", "words")
+
+
+def _mean_and_interval(sample: Sample) -> str:
+    """Without the interval where its ends read as the mean does."""
+    mean, ends = number(sample.mean, 3), interval(sample.interval, 3)
+    return mean if ends == f"{mean}–{mean}" else f"{mean} ({ends})"
 
 
 def network_by_k(data: ReportData) -> Sequence[Content | None]:

@@ -8,6 +8,14 @@ const field = (name) => document.getElementById(name);
 const heads = [...table.querySelectorAll("th[data-sort]")];
 let order = "order", backwards = false;
 
+// What the table is sorted and filtered by stands in its text.
+const verdicts = [...field("by-verdict").options].map((option) => option.value);
+claims.forEach((claim, i) => {
+  const verdict = claim.querySelector(".verdict").textContent.slice(2);
+  const [holds, of] = claim.rows[0].cells[5].textContent.split("/").map(parseFloat);
+  Object.assign(claim.dataset, { order: i, verdict, rank: verdicts.indexOf(verdict), drawn: of ? holds / of : -1 });
+});
+
 function show() {
   const verdict = field("by-verdict").value, part = field("by-part").value;
   const words = field("by-text").value.toLowerCase().split(/\s+/);
