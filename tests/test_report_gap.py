@@ -20,7 +20,7 @@ from ematrace.report.charts import Fall, LineChart, RowChart, waterfall_chart
 from ematrace.report.data import ReportData
 from ematrace.report.findings import gap_finding
 from ematrace.report.gap import GapData
-from ematrace.report.gap_findings import NOT_RECORDED, chain_rows, details, findings, place_rows
+from ematrace.report.gap_findings import NOT_RECORDED, chain_rows, details, findings, place_rows, share_rows
 from ematrace.report.gap_terminal import chain_view
 from ematrace.report.page import render_report
 from ematrace.report.parts import DataTable
@@ -164,7 +164,7 @@ class TestFinding:
 
 class TestMarkdown:
     def test_findings_are_those_of_the_cells(self, data: ReportData) -> None:
-        distance, table, _, _, mixers = findings(data).split("\n\n")
+        distance, table, _, _, orders, mixers = findings(data).split("\n\n")
         start, end = (0.8 * nats_of(arm) + 0.2 * recall_of(arm) for arm in (CHAIN[0], CHAIN[-1]))
         assert f"SPEN's block is {math.exp(start - end):.2f}, " in distance
         assert "Only 3 seeds, where the plan has 5." in distance
@@ -179,6 +179,8 @@ class TestMarkdown:
         assert said is not None
         assert float(said[1]) == pytest.approx(100 * ratio / nats["the whole distance"], abs=0.3)
         assert "nats behind attention with rope" in mixers
+        assert "Traces are 22%, 22% and 22% as the first change and 22%, 22% and 22% as the last." in orders
+        assert "counts against “the whole gap is the traces”" in orders
 
     def test_details_name_checks_and_every_text(self, data: ReportData) -> None:
         text = details(data)
@@ -245,6 +247,23 @@ class TestMarkdown:
             planted = next(value for name, value in expected.items() if row[0].startswith(name))
             assert float(row[4].split(" ")[0].replace("−", "-")) == pytest.approx(planted, abs=0.003)
 
+    def test_without_context_only_the_layer_changes(self, tmp_path: Path) -> None:
+        alone = [ArmFactors("none", ffn=ffn) for ffn in ("topk_ste", "topk_masked", "dense")]
+        made = [run(arm, seed, 5.0 - 0.1 * i, 5.0 - 0.1 * i) for i, arm in enumerate(alone) for seed in range(2)]
+        found = place_rows(data_of(tmp_path / "no context", *made, *sweep(alone)))
+        assert found is not None
+        assert [row[1:5] for row in found[1]] == [["none", "", "direct", ".100"]] * 2
+
+    def test_shares_in_all_orders(self, data: ReportData) -> None:
+        """Of .72 nats: .16 for context whenever it changes, .16 for the gradient, .4 for the selection."""
+        found = share_rows(data)
+        assert found is not None
+        heads, rows = found
+        assert {len(row) for row in rows} == {len(heads)} == {7}
+        nats = [float(row[1].split(" ")[0].replace("−", "-")) for row in rows]
+        assert nats == pytest.approx([0.16, 0.16, 0.4, 0.0, 0.16, 0.16, 0.72], abs=0.003)
+        assert float(rows[2][2].split("%")[0]) == pytest.approx(100 * 0.4 / 0.72, abs=0.3)
+
     def test_nothing_of_toys_and_nothing_of_nothing(self, tmp_path: Path) -> None:
         for name, made in {"toy": files((*CHAIN, ATTENTION), size="toy"), "none": []}.items():
             data = data_of(tmp_path / name, *made)
@@ -252,6 +271,7 @@ class TestMarkdown:
             assert details(data) == f"- {NOT_RECORDED}\n"
             assert chain_rows(data) is None
             assert place_rows(data) is None
+            assert share_rows(data) is None
 
     def test_the_table_has_every_step_on_every_text(self, data: ReportData) -> None:
         found = chain_rows(data)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from doc_tables.blocks import markdown, table
 from ematrace.report.data import ReportData
-from ematrace.report.gap_findings import NOT_RECORDED, chain_rows, details, findings, place_rows
+from ematrace.report.gap_findings import NOT_RECORDED, chain_rows, details, findings, place_rows, share_rows
 
 
 @table("gap-findings")
@@ -25,6 +25,11 @@ def gap_chain(data: ReportData, block: str) -> str:
 @table("gap-places")
 def gap_places(data: ReportData, block: str) -> str:
     return _table_of(place_rows(data))
+
+
+@table("gap-shares")
+def gap_shares(data: ReportData, block: str) -> str:
+    return _table_of(share_rows(data))
 
 
 def _table_of(found: tuple[list[str], list[list[str]]] | None) -> str:

@@ -16,6 +16,7 @@ from ematrace.results import Sample
 LEVELS: Mapping[str, tuple[Mapping[str, str], ...]] = {
     name: (first, *([{name: BETWEEN}] if name == "ffn" else []), last) for name, (first, last) in PLAYERS.items()
 }
+NO_CONTEXT = {"context": "none", "positions": "none"}
 CHANGES = (
     ("context", 0, "attention with rope, not traces"),
     ("ffn", 0, "true gradient of the top-k, not straight-through"),
@@ -38,7 +39,9 @@ class Place:
 def build_places(scores: GapScores) -> Iterator[Place]:
     """Those whose two arms have at least two seeds in common."""
     for factor, start, name in CHANGES:
-        others = [LEVELS[other] for other in LEVELS if other != factor]
+        others = [
+            (*LEVELS[other], *([NO_CONTEXT] if other == "context" else [])) for other in LEVELS if other != factor
+        ]
         for rest in product(*others):
             levels = {key: value for level in rest for key, value in level.items()}
             before, after = (
@@ -58,4 +61,4 @@ def build_places(scores: GapScores) -> Iterator[Place]:
 
 
 def context_name(arm: ArmFactors) -> str:
-    return "attention with rope" if arm.context == ATTENTION.context else "traces"
+    return {EMA.context: "traces", ATTENTION.context: "attention with rope"}.get(arm.context, arm.context)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import pairwise
 
 import numpy as np
 
-from ematrace.analysis.gap import SPREAD, Chain, RecallShare, Step, ratio
+from ematrace.analysis.gap import SPREAD, Chain, Outcome, Ratio, RecallShare, Shares, Step, ratio
 from ematrace.analysis.gap_design import SPEN, STEP_ENDS, ArmFactors, step_name
+from ematrace.analysis.gap_places import CHANGES as PLACES
 from ematrace.analysis.gap_places import build_places, context_name
 from ematrace.report.data import ReportData
 from ematrace.report.formatting import number
@@ -40,6 +41,14 @@ CLOSURES = {
     "undecided": f"with these seeds it is not decided whether they agree within {SPREAD:g}",
     "not checked": "one seed, which checks nothing",
 }
+JUDGED: Mapping[Outcome, str] = {
+    "for": "for",
+    "against": "against",
+    "mixed": "neither for nor against",
+    "depends": "neither for nor against, since it depends on the rest of the block,",
+}
+CHANGES = dict(zip(("context", "gradient", "selection", "residual"), (name for *_, name in PLACES), strict=True))
+"""Changes of the factorial, by their share's name."""
 
 
 def findings(data: ReportData) -> str:
@@ -47,7 +56,7 @@ def findings(data: ReportData) -> str:
     gap = GapData(data)
     if gap.scores.is_toy or not gap.chains:
         return f"{NOT_RECORDED}\n"
-    return "\n\n".join([_distance(gap), _steps(gap.papers_chain), *_to_rope(gap), *_mixers(gap)]) + "\n"
+    return "\n\n".join([_distance(gap), _steps(gap.papers_chain), *_to_rope(gap), *_orders(gap), *_mixers(gap)]) + "\n"
 
 
 def details(data: ReportData) -> str:
@@ -86,6 +95,58 @@ def _to_rope(gap: GapData) -> Iterator[str]:
         f"loss and the gradient are {top_k} of it, traces in place of attention {traces}."
     )
     yield from other_reading(gap)
+
+
+def _orders(gap: GapData) -> Iterator[str]:
+    """What the changes are in all orders, and the plan's verdict."""
+    if gap.outcome is None:
+        return
+    averaged = [_values(shares) for shares in gap.shares]
+    whole = listed([number(shares.whole.mean, 3) for shares in gap.shares])
+    gradient, traces = (listed([share_text(of[name]) for of in averaged]) for name in ("gradient", "context"))
+    residual, units = (listed([_percent(of[name]) for of in averaged]) for name in ("residual", "selection"))
+    first, last = (listed([_percent(at["context"]) for at in ends]) for ends in _ends(gap))
+    yield (
+        "A chain has one order. In all orders of three changes, from traces with the straight-through top-k and no "
+        f"direct residual to attention with rope, a dense layer and a direct one ({whole} nats), the gradient is on "
+        f"average {gradient} of the distance and traces in place of attention {traces}; the residual is {residual}, "
+        f"keeping 6% of the units {units}. Traces are {first} as the first change and {last} as the last. By the plan "
+        f"this counts {JUDGED[gap.outcome]} “the whole gap is the traces”."
+    )
+
+
+def _percent(found: Ratio) -> str:
+    return "–" if found.share is None else f"{100 * found.share:.0f}%"
+
+
+def _values(shares: Shares) -> Mapping[str, Ratio]:
+    """Over all orders, with the feed-forward layer in its two parts."""
+    return {**shares.players, **shares.split}
+
+
+def _ends(gap: GapData) -> tuple[list[Mapping[str, Ratio]], list[Mapping[str, Ratio]]]:
+    return [shares.first for shares in gap.shares], [shares.last for shares in gap.shares]
+
+
+def share_rows(data: ReportData) -> tuple[list[str], list[list[str]]] | None:
+    """Of every change on every text, nats and share in all orders: heads and rows; None where an arm is missing."""
+    gap = GapData(data)
+    if gap.scores.is_toy or not gap.shares:
+        return None
+    heads = ["change", *(head for s in gap.shares for head in (text_name(s.text), "share"))]
+    first, last = _ends(gap)
+    averaged = [_values(shares) for shares in gap.shares]
+    rows = [[name, *_with_shares(averaged, change)] for change, name in CHANGES.items()]
+    rows += [
+        [f"{CHANGES['context']}, as the {at} change", *_with_shares(ends, "context")]
+        for at, ends in (("first", first), ("last", last))
+    ]
+    rows.append(["the whole distance", *(cell for s in gap.shares for cell in (with_interval(s.whole), ""))])
+    return heads, rows
+
+
+def _with_shares(by_text: Iterable[Mapping[str, Ratio]], change: str) -> list[str]:
+    return [cell for of in by_text for cell in (with_interval(of[change].part), share_text(of[change]))]
 
 
 def _share(chain: Chain, ends: tuple[int, int]) -> str | None:
