@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import math
@@ -191,6 +192,7 @@ def _unspell(text: str) -> Factors:
     return {name: parse_factor(value) for name, value in _FILE_FACTOR.findall(text)}
 
 
+@functools.lru_cache(maxsize=4096)  # a page reads the same few words 300,000 times
 def parse_factor(text: str) -> Factor:
     """A number, true or false where the text is JSON for it, else the text itself; `"0.5"` in quotes is text."""
     value = parse_value(text)
