@@ -35,6 +35,7 @@ SPCN = {
 }
 BIGRU = {"coding of words it never saw": "transfer {untrained}; zeros {zero}; mean of the trained rows {mean}"}
 _FIELD = re.compile(r"\{([^{}]+)\}")
+NAMES = [name for template in SPCN.values() for name in _FIELD.findall(template)]
 
 
 @table("choices-spcn")
@@ -44,8 +45,7 @@ def spcn(data: ReportData, block: str) -> str:
         found = [change_of(data.table, choice, figure) for figure in figures]
         return NOT_RECORDED if None in found else " / ".join(show(c) for c in found)
 
-    names = [name for template in SPCN.values() for name in _FIELD.findall(template)]
-    lost = [name for name in data.table.values_of(EXPERIMENT, "choice") if name not in (DEFAULT, *names)]
+    lost = [name for name in data.table.values_of(EXPERIMENT, "choice") if name not in (DEFAULT, *NAMES)]
     if lost:
         raise ValueError(f"deviations.md: choice '{lost[0]}' is in no row of table 'choices-spcn'")
     return _last_column(block, SPCN, change, "choices-spcn")
@@ -74,8 +74,9 @@ def _last_column(block: str, templates: dict[str, str], fill: Callable[[str], st
 
 @table("choices-claims", EXPERIMENT)
 def claims(data: ReportData, _: str) -> str:
-    """The default's figures, then changes; last what scatters by chance."""
-    figures, names, compared = measured_figures(data), names_of(data.table), comparisons_of(data.claims)
+    """The default's figures, then changes in the order of the table above; last what scatters by chance."""
+    figures, compared = measured_figures(data), comparisons_of(data.claims)
+    names = sorted(names_of(data.table), key=[DEFAULT, *NAMES].index)
     held = {name: hold_under(data.table, name, compared) for name in names}
     lines = []
     for name in names:
