@@ -50,3 +50,13 @@ def compact_style(css: str) -> str:
     return re.sub(
         r'("[^"]*")|;?\s*([{}])\s*|([,;:]) ', lambda match: "".join(filter(None, match.groups())), text
     ).strip()
+
+
+def compact_script(source: str) -> str:
+    """Without indentation and lines that are comments.
+
+    >>> compact_script("// Why.\\nif (x) {\\n  y(); // z\\n}\\n")
+    'if (x) {\\ny(); // z\\n}\\n'
+    """
+    lines = (line.strip() for line in source.splitlines())
+    return "".join(f"{line}\n" for line in lines if line and not line.startswith("//"))

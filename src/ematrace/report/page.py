@@ -15,7 +15,7 @@ from ematrace.bench.cells import is_benchmark
 from ematrace.files import write_atomically
 from ematrace.ledger import Claims, LedgerRow
 from ematrace.report.commands import Command, command_for
-from ematrace.report.compact import compact, compact_style
+from ematrace.report.compact import compact, compact_script, compact_style
 from ematrace.report.data import ReportData
 from ematrace.report.factor_tables import experiment_tables
 from ematrace.report.overview import QUESTION, TITLE, Overview
@@ -78,7 +78,7 @@ def render_report(data: ReportData, made: datetime | None = None) -> str:
             date=(made or datetime.now(UTC)).astimezone(UTC).strftime("%Y-%m-%d %H:%M UTC"),
             version=__version__,
             style=Markup(compact_style(_asset("style.css"))),
-            script=_asset("page.js"),
+            script=Markup(compact_script(_asset("page.js"))),
         )
     )
     return compact(page)

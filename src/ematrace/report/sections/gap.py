@@ -43,13 +43,13 @@ from ematrace.results import Sample
 DEFINITION_NAMES = {
     "pair": "seen before",
     "retrieval": "seen before, and misses",
-    "rare": "at most 1,250 times",
-    "rare_here": "as rare in proportion",
+    "rare": "rare, at most 1,250 times",
+    "rare_here": "rare in proportion",
 }
 DEFINITIONS = (
     "Recall tokens complete a pair of tokens that was seen before in the window. Misses: the token before was seen, "
-    "with another one after it. At most 1,250 times in the training text, as Zoology counts, or as rare in proportion "
-    "to the tokens trained on."
+    "with another one after it. Rare: the pair occurs at most 1,250 times in the training text, as Zoology counts, or "
+    "as rarely in proportion to the tokens trained on."
 )
 VERDICTS: Mapping[Outcome | None, str] = {
     "for": "for",
