@@ -1,4 +1,4 @@
-"""Writes the tables of docs/ and README.md that recorded cells decide; what stands around them is written by hand.
+"""Writes the tables and the picture of docs/ and README.md that recorded cells decide; the rest is written by hand.
 
 python scripts/write_tables.py                       # rewrites every marked table, says which pages changed
 python scripts/write_tables.py --check               # exit code 1 if one is not what the cells say
@@ -11,13 +11,14 @@ import argparse
 import sys
 from pathlib import Path
 
-from doc_tables import changed_blocks, rewrite
+from doc_tables import chain_picture, changed_blocks, rewrite
 from ematrace.files import write_atomically
 from ematrace.report.data import ReportData
 from ematrace.results import Store
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = ("results.md", "objections.md", "deviations.md", "gap.md", "../README.md")
+PICTURE = "gap-chain.svg"
 
 
 def load(results: Path) -> ReportData:
@@ -33,7 +34,16 @@ def stale(data: ReportData, docs: Path) -> dict[Path, str]:
         text = page.read_text(encoding="utf-8")
         if (written := rewrite(text, data, name)) != text:
             found[page] = written
+    picture, drawn = docs / PICTURE, chain_picture(data)
+    if not picture.exists() or picture.read_text(encoding="utf-8") != drawn:
+        found[picture] = drawn
     return found
+
+
+def _what(page: Path, text: str) -> str:
+    """The page and, but for the picture, its blocks that are not what they should be."""
+    blocks = [] if page.name == PICTURE else changed_blocks(page.read_text(encoding="utf-8"), text)
+    return ": ".join([str(page), *([", ".join(blocks)] if blocks else [])])
 
 
 def main() -> int:
@@ -46,8 +56,7 @@ def main() -> int:
         pages = stale(load(arguments.results), arguments.docs)
         for page, text in pages.items():
             if arguments.check:
-                names = ", ".join(changed_blocks(page.read_text(encoding="utf-8"), text))
-                print(f"{page}: {names}: not what the cells say; run scripts/write_tables.py", file=sys.stderr)
+                print(f"{_what(page, text)}: not what the cells say; run scripts/write_tables.py", file=sys.stderr)
             else:
                 write_atomically(page, text.encode())
                 print(f"{page}: written")

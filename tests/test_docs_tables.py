@@ -8,24 +8,26 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
 
 from cells_support import make_file, make_row, make_table
 from ematrace.analysis.choices import Quantity, change_of, under_choice
+from ematrace.analysis.gap_design import CHAIN, STEP_ENDS
 from ematrace.ledger import build_ledger, load_claims
 from ematrace.report.data import ReportData
-from ematrace.report.parts import Fold, walk
 from ematrace.report.sections.choices import choices as choices_section
 from ematrace.results import CellFile, Row, Selector, read_file, write_file
+from gap_support import run, sweep
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
 sys.path.insert(0, str(ROOT / "scripts"))
 
 import write_tables  # noqa: E402
-from doc_tables import TABLES, marked, rewrite, small_scale  # noqa: E402
+from doc_tables import TABLES, chain_picture, marked, rewrite, small_scale  # noqa: E402
 
 GRAMMAR = {"grammar": "half_passives"}
 SETTINGS = {"sentences": {"train": 1}, "grammar": {"file": "a"}}
@@ -59,8 +61,10 @@ def row(text: str, start: str) -> list[str]:
 
 class TestThePages:
     def test_are_what_the_recorded_cells_say(self) -> None:
-        stale = write_tables.stale(write_tables.load(ROOT / "results"), DOCS)
+        data = write_tables.load(ROOT / "results")
+        stale = write_tables.stale(data, DOCS)
         assert [page.name for page in stale] == [], "python scripts/write_tables.py writes them"
+        assert data.problems == []  # no two recorded files stand for the same cell
 
     def test_have_every_table_once(self) -> None:
         names = [name for page in write_tables.PAGES for name in marked((DOCS / page).read_text(encoding="utf-8"))]
@@ -93,6 +97,26 @@ class TestThePages:
             assert shown[column - 2] == "/".join(mean(metric, variant=variant) for metric in metrics)
         levels = row(text, "C15 traces of L0, L1, L2, W")[column - 2]
         assert levels == ", ".join(mean("within", level=level) for level in range(3))
+
+
+class TestPicture:
+    def test_parts_are_steps_on_one_scale(self) -> None:
+        """Step i saves .01 i nats on recalled tokens, a fifth of all, and .02 i on the others."""
+        nats = np.cumsum([0, *range(1, len(CHAIN))])
+        files = [
+            run(arm, seed, 5 - 0.02 * n, 5 - 0.01 * n) for arm, n in zip(CHAIN, nats, strict=True) for seed in (0, 1)
+        ]
+        root = ElementTree.fromstring(chain_picture(made(*files, *sweep(CHAIN))))
+        bars = [bar.attrib for bar in root.iter("{http://www.w3.org/2000/svg}rect")]
+        ends = [float(bar["x"]) for bar in bars if bar["class"] == "level"]
+        widths = [[float(bar["width"]) for bar in bars if bar["class"] == f"part{i}"][1:] for i in (0, 1)]  # no legend
+        assert len(widths[0]) == len(widths[1]) == len(STEP_ENDS) - 1
+        assert sum(map(sum, widths)) == pytest.approx(ends[0] - ends[1], abs=1)
+        assert np.array(widths[1]) == pytest.approx(8 * np.array(widths[0]), rel=0.1)
+        assert widths[0][1] == pytest.approx(2 * widths[0][0], rel=0.1)
+
+    def test_nothing_recorded_is_said(self) -> None:
+        assert "is not recorded yet" in chain_picture(made())
 
 
 class TestMarkers:
@@ -256,11 +280,7 @@ class TestChoices:
         assert row(text, "*2 standard deviations over seeds*")[0] == ".028 / .028 / .028"
 
     def test_page(self, data: ReportData) -> None:
-        table, fold = choices_section(data)
-        parts = [str(line.cells[0].content) for line in getattr(table, "body", ())]
-        assert parts == ["default", "k 4%", "no ReLU"]
-        assert isinstance(fold, Fold)
-        (claims,) = [part for part in walk(fold) if hasattr(part, "body")]
+        (claims,) = [part for part in choices_section(data) if hasattr(part, "body")]
         shown = [[str(cell.content) for cell in line.cells] for line in claims.body]
         assert shown[1][1] == " / ".join(["<b>−.100</b>"] * 3)
         assert [line[-1] for line in shown] == ["none", "C13", "none"]

@@ -164,20 +164,21 @@ class TestFinding:
 
 class TestMarkdown:
     def test_findings_are_those_of_the_cells(self, data: ReportData) -> None:
-        distance, table, _, _, orders, mixers = findings(data).split("\n\n")
+        distance, picture, _, _, orders, mixers = findings(data).split("\n\n")
         start, end = (0.8 * nats_of(arm) + 0.2 * recall_of(arm) for arm in (CHAIN[0], CHAIN[-1]))
         assert f"SPEN's block is {math.exp(start - end):.2f}, " in distance
         assert "Only 3 seeds, where the plan has 5." in distance
-        rows = [line.strip("| ").split(" | ") for line in table.splitlines()[2:]]
-        names = [*(step_name(*ends) for ends in pairwise(STEP_ENDS)), "the whole distance"]
-        assert [row[0] for row in rows] == names
-        nats = {row[0]: float(row[1].split(" ")[0].replace("−", "-")) for row in rows}
+        alt = re.fullmatch(r"!\[Nats that each change saves: (.*)\]\(docs/gap-chain\.svg\)", picture)
+        assert alt is not None
+        steps = [step.rpartition(" ") for step in alt[1].split("; ")]
+        assert [name for name, _, _ in steps] == [step_name(*ends) for ends in pairwise(STEP_ENDS)]
+        nats = {name: float(value.replace("−", "-")) for name, _, value in steps}
         assert nats["all units, not 6%"] == pytest.approx(0.4, abs=0.003)
         assert abs(nats["context into the residual"]) < 0.003
         ratio = nats["true gradient of the top-k, not straight-through"] + nats["load-balance loss off"]
         said = re.search(r"straight-through gradient of the top-k, ([\d.]+)%", distance)
         assert said is not None
-        assert float(said[1]) == pytest.approx(100 * ratio / nats["the whole distance"], abs=0.3)
+        assert float(said[1]) == pytest.approx(100 * ratio / math.fsum(nats.values()), abs=0.3)
         assert "nats behind attention with rope" in mixers
         assert "Traces are 22%, 22% and 22% as the first change and 22%, 22% and 22% as the last." in orders
         assert "counts against “the whole gap is the traces”" in orders
@@ -213,7 +214,7 @@ class TestMarkdown:
         made = [file for file in files(CHAIN) if not (file.factors["ffn"] == "topk_masked" and file.seed == 1)]
         text = findings(data_of(tmp_path / "partial", *made))
         assert "topk_masked, residual ffn, norm algorithm1: it lacks seed 1, which the others have." in text
-        assert "| true gradient of the top-k, not straight-through; all units, not 6% | " in text
+        assert "; true gradient of the top-k, not straight-through; all units, not 6% " in text
 
     def test_shares_of_the_distance_to_attention_with_rope(self, tmp_path: Path) -> None:
         """Planted, on other tokens: .2 nats for the gradient, .5 for the top-k, .1 for traces, .2 for rope; on the

@@ -2,5 +2,17 @@
 
 from doc_tables import choices, gap, networks, readme, small_scale
 from doc_tables.blocks import TABLES, changed_blocks, marked, rewrite
+from doc_tables.picture import chain_picture
 
-__all__ = ["TABLES", "changed_blocks", "choices", "gap", "marked", "networks", "readme", "rewrite", "small_scale"]
+__all__ = [
+    "TABLES",
+    "chain_picture",
+    "changed_blocks",
+    "choices",
+    "gap",
+    "marked",
+    "networks",
+    "readme",
+    "rewrite",
+    "small_scale",
+]

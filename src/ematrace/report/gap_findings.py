@@ -52,11 +52,13 @@ CHANGES = dict(zip(("context", "gradient", "selection", "residual"), (name for *
 
 
 def findings(data: ReportData) -> str:
-    """For the README: the distance, its steps on the paper's text, and where traces fall behind attention."""
+    """For the README: the distance, its steps on the paper's text as a picture, where traces fall behind attention."""
     gap = GapData(data)
     if gap.scores.is_toy or not gap.chains:
         return f"{NOT_RECORDED}\n"
-    return "\n\n".join([_distance(gap), _steps(gap.papers_chain), *_to_rope(gap), *_orders(gap), *_mixers(gap)]) + "\n"
+    return (
+        "\n\n".join([_distance(gap), *_picture(gap.papers_chain), *_to_rope(gap), *_orders(gap), *_mixers(gap)]) + "\n"
+    )
 
 
 def details(data: ReportData) -> str:
@@ -160,16 +162,13 @@ def _share(chain: Chain, ends: tuple[int, int]) -> str | None:
     return None if share.share is None else share_text(share)
 
 
-def _steps(chain: Chain) -> str:
-    """As a table. Repeated pairs: tokens that complete a pair which the window had before."""
-    heads = ["change", "nats that it saves (95%)", "of them on repeated pairs", "on other tokens", "p (Holm)"]
-    rows = [[step.name, *_cells_of(step)] for step in (*chain.steps, chain.whole)]
-    lines = [heads, ["---"] * len(heads), *rows]
-    table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
-    if not chain.missing:
-        return table
-    absent = "; ".join(f"{arm.text}: {absence.why}" for arm, absence in chain.missing.items())
-    return f"{table}\n\nArms of the chain that are not there: {absent}."
+def _picture(chain: Chain) -> Iterator[str]:
+    """scripts/write_tables.py draws it; docs/gap.md has the same steps as a table."""
+    steps = "; ".join(f"{step.name} {number(step.nats.mean, 3)}" for step in chain.steps)
+    yield f"![Nats that each change saves: {steps}](docs/gap-chain.svg)"
+    if chain.missing:
+        absent = "; ".join(f"{arm.text}: {absence.why}" for arm, absence in chain.missing.items())
+        yield f"Arms of the chain that are not there: {absent}."
 
 
 def _cells_of(step: Step) -> list[str]:
