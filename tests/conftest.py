@@ -12,7 +12,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pytest
 
 # Without a GPU the Triton kernels are interpreted. Triton reads this when it is imported, and torch may import it.
@@ -22,8 +21,11 @@ if not any(Path("/dev").glob("nvidia[0-9]*")):
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
 
 # Test processes share the cores: threads that wait for one another by spinning would take them from the other process.
+# The libraries of linear algebra read this when they are imported.
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import numpy as np
 
 if TYPE_CHECKING:  # the tests of the other rooms must run without SPCN
     from ematrace.spcn import SPCN
