@@ -122,3 +122,12 @@ def test_too_few_seeds_or_values_do_not_tell_whether_a_gradient_misleads() -> No
     ):
         assert replace(at, **change).misleads is None
         assert is_misleading([replace(at, step=step, **change) for step in range(4)]) is None
+
+
+def test_one_seed_is_enough_to_deny_that_a_gradient_misleads() -> None:
+    (*_, at) = build_gradients(gradients({}), "topk_ste", 0.01)
+    denied = replace(at, cosine=Sample((0.1, 0.4)), halves=Sample((0.9, 0.3)))
+    assert denied.misleads is False
+    few = replace(at, cosine=Sample((0.1,)), halves=Sample((0.9,)))
+    assert is_misleading([replace(denied if step == 2 else few, step=step) for step in range(4)]) is False
+    assert is_misleading([replace(denied, step=step) for step in range(3)]) is None

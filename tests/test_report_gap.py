@@ -164,7 +164,7 @@ class TestFinding:
 
 class TestMarkdown:
     def test_findings_are_those_of_the_cells(self, data: ReportData) -> None:
-        distance, picture, _, _, orders, mixers = findings(data).split("\n\n")
+        distance, picture, _, orders, other, mixers = findings(data).split("\n\n")
         start, end = (0.8 * nats_of(arm) + 0.2 * recall_of(arm) for arm in (CHAIN[0], CHAIN[-1]))
         assert f"SPEN's block is {math.exp(start - end):.2f}, " in distance
         assert "Only 3 seeds, where the plan has 5." in distance
@@ -182,6 +182,9 @@ class TestMarkdown:
         assert "nats behind attention with rope" in mixers
         assert "Traces are 22%, 22% and 22% as the first change and 22%, 22% and 22% as the last." in orders
         assert "counts against “the whole gap is the traces”" in orders
+        in_all = re.search(r"they are ([\d.]+)% .* on average over the orders, .*: against “the whole gap", other)
+        assert in_all is not None
+        assert float(in_all[1]) == pytest.approx(100 * 0.16 / 0.56, abs=0.3)
 
     def test_details_name_checks_and_every_text(self, data: ReportData) -> None:
         text = details(data)

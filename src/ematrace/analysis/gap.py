@@ -25,6 +25,7 @@ from ematrace.analysis.gap_design import (
     NO_ERROR_AT_FIXED_WIDTH,
     PLAYERS,
     STEP_ENDS,
+    STRAIGHT_THROUGH,
     WITHOUT_POSITIONS,
     ArmFactors,
     arm_name,
@@ -159,13 +160,13 @@ def ratio(part: Values, whole: Values) -> Ratio:
 
 @dataclass(frozen=True)
 class Shares:
-    """Shapley values in the factorial, from EMA with the straight-through top-k behind the residual to its opposite."""
+    """Shapley values in the factorial, from EMA with top-k behind the residual to its opposite."""
 
     text: str
     whole: Sample
     players: Mapping[str, Ratio]
     split: Mapping[str, Ratio]
-    """Of ffn's value: to the true gradient, and from there to all units."""
+    """Of ffn's value from the straight-through gradient: to the true one, and from there to all units."""
     first: Mapping[str, Ratio]
     """What each is worth as the first change: context with the straight-through top-k behind the residual."""
     last: Mapping[str, Ratio]
@@ -181,9 +182,12 @@ def factorial_arms() -> list[ArmFactors]:
     return list(dict.fromkeys(found))
 
 
-def build_shares(scores: GapScores, text: str) -> Shares | None:
-    """None where an arm of the factorial is missing, or lacks a seed that another one has."""
-    arms = factorial_arms()
+def build_shares(scores: GapScores, text: str, gradient: str = STRAIGHT_THROUGH) -> Shares | None:
+    """None where an arm of the factorial is missing, or lacks a seed that another one has.
+
+    With `gradient` BETWEEN the factorial starts from the top-k with the true gradient.
+    """
+    arms = [arm for arm in factorial_arms() if gradient == STRAIGHT_THROUGH or arm.ffn != STRAIGHT_THROUGH]
     if any(arm not in scores.arms for arm in arms) or len({frozenset(scores.arms[arm]) for arm in arms}) > 1:
         return None
     seeds = scores.common_seeds(arms)
@@ -193,7 +197,7 @@ def build_shares(scores: GapScores, text: str) -> Shares | None:
         return scores.nats(arm, text, "all", seeds)
 
     def worth(moved: frozenset[str]) -> Values:
-        return -nats(corner(moved))
+        return -nats(corner(moved) if "ffn" in moved else corner(moved, ffn=gradient))
 
     whole = worth(frozenset(players)) - worth(frozenset())
     values = {player: shapley_value(player, players, worth) for player in players}
@@ -201,8 +205,8 @@ def build_shares(scores: GapScores, text: str) -> Shares | None:
     # In each order ffn moves at one corner: its step there is cut at the masked gradient.
     cuts = [(share, before, nats(corner(before, ffn=BETWEEN))) for before, share in occasions("ffn", players)]
     split = {
-        "gradient": sum(share * (nats(corner(before)) - middle) for share, before, middle in cuts),
-        "selection": sum(share * (middle - nats(corner(before | {"ffn"}))) for share, before, middle in cuts),
+        "gradient": sum(share * (-worth(before) - middle) for share, before, middle in cuts),
+        "selection": sum(share * (middle + worth(before | {"ffn"})) for share, before, middle in cuts),
     }
     return Shares(
         text,

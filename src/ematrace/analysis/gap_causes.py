@@ -103,12 +103,16 @@ class GradientsAt:
 
     @property
     def misleads(self) -> bool | None:
-        """On every seed; None for fewer than LEAST_SEEDS, or where one has no value."""
+        """On every seed; one that does not is enough to deny it.
+
+        None where one has no value, or where all do that are fewer than LEAST_SEEDS.
+        """
         seeds = len(self.cosine.values)
-        if seeds < LEAST_SEEDS or len(self.halves.values) != seeds or not (self.cosine.known and self.halves.known):
+        if not seeds or len(self.halves.values) != seeds or not (self.cosine.known and self.halves.known):
             return None
         pairs = zip(self.cosine.values, self.halves.values, strict=True)
-        return all(cosine < min(MISLEADING, halves) for cosine, halves in pairs)
+        found = all(cosine < min(MISLEADING, halves) for cosine, halves in pairs)
+        return None if found and seeds < LEAST_SEEDS else found
 
 
 def build_gradients(table: Table, ffn: str, load_balance: float, size: str = MAIN) -> tuple[GradientsAt, ...]:
@@ -125,10 +129,11 @@ def _gradients_at(table: Table, where: Mapping[str, Factor]) -> GradientsAt:
 
 
 def is_misleading(steps: Iterable[GradientsAt]) -> bool | None:
-    """At the last steps; None where fewer were measured, or one of them on too few seeds."""
-    last = sorted(steps, key=lambda at: at.step)[-LAST:]
-    found = [at.misleads for at in last]
-    return None if len(found) < LAST or None in found else all(found)
+    """At the last steps; None where fewer were measured, or where too few seeds say so."""
+    found = [at.misleads for at in sorted(steps, key=lambda at: at.step)[-LAST:]]
+    if len(found) < LAST:
+        return None
+    return False if False in found else None if None in found else True
 
 
 def _common_seeds(selections: Iterable[Selection]) -> tuple[int, ...]:

@@ -118,7 +118,7 @@ PLAYER_NAMES = {
     "residual": "residual: through the feed-forward only, to direct",
 }
 # ffn's value is split between these two steps.
-BETWEEN = "topk_masked"
+STRAIGHT_THROUGH, BETWEEN = "topk_ste", "topk_masked"
 SPLIT_NAMES = {
     "gradient": "of which the gradient, to the true one",
     "selection": "of which the selection, to all units",

@@ -25,7 +25,7 @@ from ematrace.analysis.gap import (
     ratio,
 )
 from ematrace.analysis.gap_closure import Closure, build_closure
-from ematrace.analysis.gap_design import ATTENTION, CHAIN, EMA, END, LEARNED, PLAYERS, START, ArmFactors
+from ematrace.analysis.gap_design import ATTENTION, BETWEEN, CHAIN, EMA, END, LEARNED, PLAYERS, START, ArmFactors
 from ematrace.analysis.gap_scores import EXPERIMENT, MAIN, SEEDS, TOY, Absence, GapScores, load_scores
 from ematrace.report.charts import Fall, RowChart, waterfall_chart
 from ematrace.report.commands import Command
@@ -40,6 +40,12 @@ HEADINGS: dict[Outcome, str] = {
     "against": "most of the gap is not the traces.",
     "mixed": "how much of the gap is the traces is not settled.",
     "depends": "how much of the gap is the traces depends on the rest of the block.",
+}
+OUTCOMES: dict[Outcome, str] = {
+    "for": "for",
+    "against": "against",
+    "mixed": "neither for nor against",
+    "depends": "neither for nor against, since it depends on the rest of the block,",
 }
 NOT_JUDGED = "At {size}, SPEN's block is {nats} nats behind GPT-2's on {texts}; the largest of {count} steps is {step}."
 REVERSED = "At {size}, SPEN's block is not behind GPT-2's."
@@ -74,6 +80,12 @@ class GapData:
         return [found for text in self.scores.texts if (found := build_shares(self.scores, text)) is not None]
 
     @cached_property
+    def shares_with_true_gradient(self) -> list[Shares]:
+        """The same from the top-k with the true gradient: what the paper's word may mean as well."""
+        found = [build_shares(self.scores, text, BETWEEN) for text in self.scores.texts]
+        return [shares for shares in found if shares is not None]
+
+    @cached_property
     def recall(self) -> list[RecallShare]:
         return [
             found
@@ -95,7 +107,15 @@ class GapData:
     @property
     def outcome(self) -> Outcome | None:
         """Is the whole gap the traces? Only of a real size, and of all texts that the plan names."""
-        judged = [found for found in self.shares if found.text in JUDGED]
+        return self._judge(self.shares)
+
+    @property
+    def outcome_with_true_gradient(self) -> Outcome | None:
+        """The same rule from there."""
+        return self._judge(self.shares_with_true_gradient)
+
+    def _judge(self, shares: Sequence[Shares]) -> Outcome | None:
+        judged = [found for found in shares if found.text in JUDGED]
         return judge_traces(judged) if not self.scores.is_toy and len(judged) == len(JUDGED) else None
 
     @property
@@ -270,7 +290,23 @@ def other_reading(gap: GapData) -> list[str]:
     return [
         "If the paper's straight-through estimator is a mask that is held constant, its block is the one with the true "
         f"gradient. From there the distance to attention with rope is {whole} nats, and traces in place of attention "
-        f"are {traces} of it."
+        f"are {traces} of it.",
+        *_in_all_orders(gap),
+    ]
+
+
+def _in_all_orders(gap: GapData) -> list[str]:
+    outcome = gap.outcome_with_true_gradient
+    if outcome is None:
+        return []
+    found = gap.shares_with_true_gradient
+    averaged, first, last = (
+        listed([share_text(of["context"]) for of in shares])
+        for shares in ([s.players for s in found], [s.first for s in found], [s.last for s in found])
+    )
+    return [
+        f"In the factorial from that gradient on they are {averaged} on average over the orders, {first} as the first "
+        f"change and {last} as the last: {OUTCOMES[outcome]} “the whole gap is the traces”, by the plan's rule."
     ]
 
 

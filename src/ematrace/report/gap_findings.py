@@ -8,13 +8,14 @@ from itertools import pairwise
 
 import numpy as np
 
-from ematrace.analysis.gap import SPREAD, Chain, Outcome, Ratio, RecallShare, Shares, Step, ratio
+from ematrace.analysis.gap import SPREAD, Chain, Ratio, RecallShare, Shares, Step, ratio
 from ematrace.analysis.gap_design import SPEN, STEP_ENDS, ArmFactors, step_name
 from ematrace.analysis.gap_places import CHANGES as PLACES
 from ematrace.analysis.gap_places import build_places, context_name
 from ematrace.report.data import ReportData
 from ematrace.report.formatting import number
 from ematrace.report.gap import (
+    OUTCOMES,
     PAPERS_GAP,
     GapData,
     attention_name,
@@ -41,12 +42,6 @@ CLOSURES = {
     "undecided": f"with these seeds it is not decided whether they agree within {SPREAD:g}",
     "not checked": "one seed, which checks nothing",
 }
-JUDGED: Mapping[Outcome, str] = {
-    "for": "for",
-    "against": "against",
-    "mixed": "neither for nor against",
-    "depends": "neither for nor against, since it depends on the rest of the block,",
-}
 CHANGES = dict(zip(("context", "gradient", "selection", "residual"), (name for *_, name in PLACES), strict=True))
 """Changes of the factorial, by their share's name."""
 
@@ -57,7 +52,17 @@ def findings(data: ReportData) -> str:
     if gap.scores.is_toy or not gap.chains:
         return f"{NOT_RECORDED}\n"
     return (
-        "\n\n".join([_distance(gap), *_picture(gap.papers_chain), *_to_rope(gap), *_orders(gap), *_mixers(gap)]) + "\n"
+        "\n\n".join(
+            [
+                _distance(gap),
+                *_picture(gap.papers_chain),
+                *_to_rope(gap),
+                *_orders(gap),
+                " ".join(other_reading(gap)),
+                *_mixers(gap),
+            ]
+        )
+        + "\n"
     )
 
 
@@ -96,7 +101,6 @@ def _to_rope(gap: GapData) -> Iterator[str]:
         f"With attention with rope at the end instead, the distance is {whole} nats on these texts: the load-balance "
         f"loss and the gradient are {top_k} of it, traces in place of attention {traces}."
     )
-    yield from other_reading(gap)
 
 
 def _orders(gap: GapData) -> Iterator[str]:
@@ -110,10 +114,11 @@ def _orders(gap: GapData) -> Iterator[str]:
     first, last = (listed([_percent(at["context"]) for at in ends]) for ends in _ends(gap))
     yield (
         "A chain has one order. In all orders of three changes, from traces with the straight-through top-k and no "
-        f"direct residual to attention with rope, a dense layer and a direct one ({whole} nats), the gradient is on "
-        f"average {gradient} of the distance and traces in place of attention {traces}; the residual is {residual}, "
+        "direct residual (SPEN's block but for its load-balance loss, error input and place of the norm) to attention "
+        f"with rope, a dense layer and a direct residual ({whole} nats), the gradient is on average {gradient} of the "
+        f"distance and traces in place of attention {traces}; the residual is {residual}, "
         f"keeping 6% of the units {units}. Traces are {first} as the first change and {last} as the last. By the plan "
-        f"this counts {JUDGED[gap.outcome]} “the whole gap is the traces”."
+        f"this counts {OUTCOMES[gap.outcome]} “the whole gap is the traces”, with this gradient."
     )
 
 
