@@ -110,6 +110,8 @@ def _controls() -> Iterator[Mean]:
         "untrained_bigru": (0.90, 0.50, 0.61, 0.50),
         "no_feedback": (0.97, 0.61, 0.83, 0.77),
         "no_spa_no_lateral": (0.96, 0.60, 0.80, 0.75),
+        "no_feedback_no_spa": (0.96, 0.59, 0.80, 0.75),
+        "no_feedback_no_spa_no_lateral": (0.95, 0.58, 0.79, 0.74),
     }
     for name, values in table.items():
         yield from accuracies("controls", values, features=name)

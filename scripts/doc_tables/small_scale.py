@@ -119,6 +119,8 @@ def controls(data: ReportData, _: str) -> str:
         ("the same, nothing learned (W_fb = 0)", "controls", {"features": "no_feedback"}),
         ("the same without SPA", "ablations", {"variant": "no_spa"}),
         ("the same without SPA and lateral weights", "controls", {"features": "no_spa_no_lateral"}),
+        ("nothing learned, without SPA", "controls", {"features": "no_feedback_no_spa"}),
+        ("nothing learned, without SPA and lateral weights", "controls", {"features": "no_feedback_no_spa_no_lateral"}),
         ("EMA of one-hot words and the word itself, no network", "controls", {"features": "ema_onehot"}),
         ("the same, content words merged to one symbol", "controls", {"features": "ema_merged"}),
         ("one-hot window of ±3 words", "controls", {"features": "window3"}),
@@ -143,6 +145,8 @@ def drawn_controls(data: ReportData, _: str) -> str:
     rows: tuple[tuple[str, str, Factors], ...] = (
         ("nothing learned (W_fb = 0)", "controls", {"features": "no_feedback"}),
         ("without SPA", "ablations", {"variant": "no_spa"}),
+        ("nothing learned, without SPA", "controls", {"features": "no_feedback_no_spa"}),
+        ("nothing learned, without SPA and lateral weights", "controls", {"features": "no_feedback_no_spa_no_lateral"}),
         ("EMA of one-hot words and the word itself, no network", "controls", {"features": "ema_onehot"}),
         ("the same, content words merged to one symbol", "controls", {"features": "ema_merged"}),
         ("one-hot window of ±3 words", "controls", {"features": "window3"}),

@@ -25,6 +25,9 @@ from ematrace.results import Row
 NETWORKS: dict[str, dict[str, Any]] = {
     "no_feedback": {"learn_feedback": False},
     "no_spa_no_lateral": {"spa": False, "gamma": 0.0},
+    # learning without SPA harms transfer: what a network has that neither learned nor attends
+    "no_feedback_no_spa": {"learn_feedback": False, "spa": False},
+    "no_feedback_no_spa_no_lateral": {"learn_feedback": False, "spa": False, "gamma": 0.0},
 }
 
 
@@ -59,4 +62,4 @@ def majority(task: GrammarTask) -> Probed:
     return task.judge(constant(task.within), constant(task.transfer))
 
 
-EXPERIMENT = grammar_experiment("controls", "What simpler features carry", measure, seconds=18)
+EXPERIMENT = grammar_experiment("controls", "What simpler features carry", measure, seconds=24)

@@ -22,7 +22,12 @@ COLUMNS = metric_columns(ACCURACIES)
 DRAWN = metric_columns({metric: ACCURACIES[metric] for metric in ("within", "transfer", "deep")})
 
 REPRESENTATIONS = {"l0": "L0 activation", "traces": "traces", "l0+traces": "L0 + traces"}
-NETWORK_CONTROLS = {"no_feedback": "no learned feedback", "no_spa_no_lateral": "no SPA, no lateral"}
+NETWORK_CONTROLS = {
+    "no_feedback": "no learned feedback",
+    "no_spa_no_lateral": "no SPA, no lateral",
+    "no_feedback_no_spa": "no learned feedback, no SPA",
+    "no_feedback_no_spa_no_lateral": "no learned feedback, no SPA, no lateral",
+}
 ONE_HOT_CONTROLS = {
     "majority": "majority role",
     "position": "position",
