@@ -69,7 +69,8 @@ def one_line_of(answer: tuple[int, str, str]) -> str:
 
 
 def contents(folder: Path) -> list[str]:
-    return sorted(p.name for p in folder.iterdir())
+    """Without Python's bytecode, which is kept or not as the environment says."""
+    return sorted(p.name for p in folder.iterdir() if p.name != "__pycache__")
 
 
 def flat(text: str) -> str:
