@@ -25,7 +25,7 @@ from ematrace.analysis.gap import (
     ratio,
 )
 from ematrace.analysis.gap_closure import Closure, build_closure
-from ematrace.analysis.gap_design import ATTENTION, BETWEEN, CHAIN, EMA, END, LEARNED, PLAYERS, START, ArmFactors
+from ematrace.analysis.gap_design import ATTENTION, BETWEEN, CHAIN, EMA, END, LEARNED, START, ArmFactors
 from ematrace.analysis.gap_scores import EXPERIMENT, MAIN, SEEDS, TOY, Absence, GapScores, load_scores
 from ematrace.report.charts import Fall, RowChart, waterfall_chart
 from ematrace.report.commands import Command
@@ -47,6 +47,7 @@ OUTCOMES: dict[Outcome, str] = {
     "mixed": "neither for nor against",
     "depends": "neither for nor against, since it depends on the rest of the block,",
 }
+OUR_READING = "as its straight-through gradient is read here."
 NOT_JUDGED = "At {size}, SPEN's block is {nats} nats behind GPT-2's on {texts}; the largest of {count} steps is {step}."
 REVERSED = "At {size}, SPEN's block is not behind GPT-2's."
 NO_GAP = "Trained alike, SPEN's block and GPT-2's are less than a tenth of a nat apart."
@@ -221,7 +222,9 @@ def gap_heading(gap: GapData) -> str:
     if high < SMALLEST_GAP:
         return NO_GAP if low > -SMALLEST_GAP else REVERSED.format(size=gap.parameters)
     if gap.outcome is not None:
-        return f"At {gap.parameters}, {HEADINGS[gap.outcome]}"
+        heading = f"At {gap.parameters}, {HEADINGS[gap.outcome]}"
+        other = gap.outcome_with_true_gradient
+        return heading if other in (None, gap.outcome) else f"{heading.removesuffix('.')}, {OUR_READING}"
     largest = max(chain.steps, key=lambda step: step.nats.mean)
     same = [next((s for s in one.steps if s.name == largest.name), None) for one in gap.chains]
     step = f"“{largest.name}”, {listed([number(s.nats.mean, 2) for s in same if s is not None])}"
@@ -251,13 +254,9 @@ def gap_text(gap: GapData) -> str:
         )
     sentences = [
         f"From SPEN's block to GPT-2's: {gap_size(gap)}.",
-        f"With {gap.size}, the loss on {text_name(chain.text)} changes by "
-        f"{_change_with_interval(chain.whole.nats)} nats.",
-        _largest(chain.steps),
-        *_shares_sentence(gap.shares),
-        *_recall_sentence(chain),
+        f"{_largest(chain.steps)} nats on {text_name(chain.text)}.",
+        *_shares_sentence(gap),
         *_mixers_sentence(gap.recall),
-        *other_reading(gap),
     ]
     if chain.missing:
         sentences.append(f"{plural(len(chain.missing), 'arm')} of the chain not measured yet: see below.")
@@ -316,33 +315,32 @@ def seeds_text(chain: Chain) -> str:
     return f"{found}." if len(chain.seeds) >= SEEDS else f"Only {found}, where the plan has {SEEDS}."
 
 
-def _change_with_interval(fall: Sample) -> str:
-    return with_interval(Sample(tuple(-value for value in fall.values)), signed=True)
-
-
 def _largest(steps: Sequence[Step]) -> str:
     ordered = sorted(steps, key=lambda step: -abs(step.nats.mean))[:MOST_STEPS]
     shown = "; ".join(f"{step.name} {change_text(step.nats)}" for step in ordered)
-    return f"The largest steps: {shown}."
+    return f"The largest steps: {shown}"
 
 
-def _shares_sentence(shares: Sequence[Shares]) -> list[str]:
-    if not shares or any(shares[0].players[player].share is None for player in PLAYERS):
+def _shares_sentence(gap: GapData) -> list[str]:
+    """On all texts; the tables have the intervals."""
+    if gap.outcome is None:
         return []
-    context, ffn, residual = (share_text(shares[0].players[player]) for player in ("context", "ffn", "residual"))
-    return [
-        f"Averaged over the orders in which they can be changed, traces instead of attention are {context} of the "
-        f"distance, the sparse feed-forward layer {ffn}, and the residual {residual}. As the first change, with SPEN's "
-        f"sparse layer and residual, traces are {share_text(shares[0].first['context'])}; as the last one, dense and "
-        f"direct, {share_text(shares[0].last['context'])}."
+    of = {
+        name: listed([percent({**s.players, **s.split}[name]) for s in gap.shares]) for name in ("gradient", "context")
+    }
+    texts = listed([text_name(s.text) for s in gap.shares])
+    sentences = [
+        f"Averaged over the orders in which things can be changed, the straight-through gradient is {of['gradient']} "
+        f"of the distance to attention with rope on {texts}, traces instead of attention {of['context']}."
     ]
+    if gap.outcome_with_true_gradient is not None:
+        context = listed([percent(s.players["context"]) for s in gap.shares_with_true_gradient])
+        sentences.append(f"If the paper meant another gradient by that word, traces are {context} of what is left.")
+    return sentences
 
 
-def _recall_sentence(chain: Chain) -> list[str]:
-    found = chain.recall_share
-    if found.share is None:
-        return []
-    return [f"{share_text(found)} of the chain's distance lies on tokens that repeat a pair seen before in the window."]
+def percent(found: Ratio) -> str:
+    return "–" if found.share is None else f"{100 * found.share:.0f}%"
 
 
 def attention_name(arm: ArmFactors) -> str:
@@ -375,10 +373,12 @@ def _rest(found: RecallShare) -> str:
 
 
 def _mixers_sentence(recall: Sequence[RecallShare]) -> list[str]:
-    """EMA against attention, everything else equal: how much of it is recall, and retrieval with its misses."""
+    """EMA against attention, everything else equal: how much of it is recall."""
     if not recall:
         return []
     of_first = {r.definition: r for r in recall if (r.text, r.attention) == (recall[0].text, recall[0].attention)}
     change, name = with_interval(of_first["pair"].gap), attention_name(recall[0].attention)
-    where = recall_text(of_first)
-    return [f"With a dense layer and as many parameters, EMA traces are {change} nats behind {name}: {where}."]
+    return [
+        f"With a dense layer and as many parameters, EMA traces are {change} nats behind {name}: "
+        f"{pair_text(of_first['pair'])}."
+    ]

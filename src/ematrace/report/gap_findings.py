@@ -21,6 +21,8 @@ from ematrace.report.gap import (
     attention_name,
     listed,
     other_reading,
+    pair_text,
+    percent,
     recall_text,
     seeds_text,
     share_text,
@@ -51,44 +53,39 @@ def findings(data: ReportData) -> str:
     gap = GapData(data)
     if gap.scores.is_toy or not gap.chains:
         return f"{NOT_RECORDED}\n"
-    return (
-        "\n\n".join(
-            [
-                _distance(gap),
-                *_picture(gap.papers_chain),
-                *_to_rope(gap),
-                *_orders(gap),
-                " ".join(other_reading(gap)),
-                *_mixers(gap),
-            ]
-        )
-        + "\n"
-    )
+    parts = [_distance(gap), *_picture(gap.papers_chain), *_orders(gap), *_other_gradient(gap), *_mixers(gap)]
+    return "\n\n".join(parts) + "\n"
 
 
 def details(data: ReportData) -> str:
-    """For docs/gap.md, as items of a list: halves, recall on every text, checks and doubts."""
+    """For docs/gap.md, as items of a list: shares in the chain's order, halves, recall by text, checks, doubts."""
     gap = GapData(data)
     if gap.scores.is_toy or not gap.chains:
         return f"- {NOT_RECORDED}\n"
-    return "\n".join([*_joined(gap), *_halves(gap.chains[0]), *_recall(gap), *_checks(gap)]) + "\n"
+    shares = [f"- {text}" for text in (*_parts(gap), *_to_rope(gap), " ".join(other_reading(gap))) if text]
+    return "\n".join([*_joined(gap), *shares, *_halves(gap.chains[0]), *_recall(gap), *_checks(gap)]) + "\n"
 
 
 def _distance(gap: GapData) -> str:
-    """How far apart the two blocks are, and what of it two parts are, on every text."""
+    """How far apart the two blocks are on every text."""
     texts = [text_name(chain.text) for chain in gap.chains]
     worse = [f"{number(math.exp(chain.whole.nats.mean), 2)}" for chain in gap.chains]
     chain = gap.papers_chain
-    shares = {what: [_share(c, ends) for c in gap.chains] for what, ends in PARTS.items()}
-    known = {what: [share for share in found if share is not None] for what, found in shares.items()}
-    parts = [f"{what}, {listed(known[what])}" for what, found in shares.items() if len(known[what]) == len(found)]
-    of_it = f" Of this distance in nats, in this order of changes: {'; '.join(parts)}." if parts else ""
     return (
         f"At {gap.parameters} (the paper's SPEN has 130M) SPEN's block is {listed(worse)} times worse than GPT-2's "
-        f"in perplexity on {listed(texts)}, where the paper has {PAPERS_GAP}.{of_it} "
+        f"in perplexity on {listed(texts)}, where the paper has {PAPERS_GAP}. "
         f"{seeds_text(chain)} Every arm has {gap.size} (within 1%), the same text and its own swept learning rate. "
         f"One change at a time, on {text_name(chain.text)}:"
     )
+
+
+def _parts(gap: GapData) -> Iterator[str]:
+    """What two parts are of the chain's distance, on every text that has them."""
+    shares = {what: [_share(c, ends) for c in gap.chains] for what, ends in PARTS.items()}
+    known = {what: [share for share in found if share is not None] for what, found in shares.items()}
+    parts = [f"{what}, {listed(known[what])}" for what, found in shares.items() if len(known[what]) == len(found)]
+    if parts:
+        yield f"Of the distance in nats, in this order of changes: {'; '.join(parts)}."
 
 
 def _to_rope(gap: GapData) -> Iterator[str]:
@@ -110,8 +107,8 @@ def _orders(gap: GapData) -> Iterator[str]:
     averaged = [_values(shares) for shares in gap.shares]
     whole = listed([number(shares.whole.mean, 3) for shares in gap.shares])
     gradient, traces = (listed([share_text(of[name]) for of in averaged]) for name in ("gradient", "context"))
-    residual, units = (listed([_percent(of[name]) for of in averaged]) for name in ("residual", "selection"))
-    first, last = (listed([_percent(at["context"]) for at in ends]) for ends in _ends(gap))
+    residual, units = (listed([percent(of[name]) for of in averaged]) for name in ("residual", "selection"))
+    first, last = (listed([percent(at["context"]) for at in ends]) for ends in _ends(gap))
     yield (
         "A chain has one order. In all orders of three changes, from traces with the straight-through top-k and no "
         "direct residual (SPEN's block but for its load-balance loss, error input and place of the norm) to attention "
@@ -122,8 +119,19 @@ def _orders(gap: GapData) -> Iterator[str]:
     )
 
 
-def _percent(found: Ratio) -> str:
-    return "–" if found.share is None else f"{100 * found.share:.0f}%"
+def _other_gradient(gap: GapData) -> Iterator[str]:
+    """The same from the true gradient on, in short."""
+    outcome = gap.outcome_with_true_gradient
+    if outcome is None:
+        return
+    found = gap.shares_with_true_gradient
+    traces = listed([share_text(shares.players["context"]) for shares in found])
+    whole = listed([number(shares.whole.mean, 3) for shares in found])
+    yield (
+        "If the paper's straight-through estimator is a mask that is held constant, its gradient is the true one. From "
+        f"there on, traces in place of attention are {traces} of a smaller distance ({whole} nats): "
+        f"{OUTCOMES[outcome]} that sentence, by the same rule."
+    )
 
 
 def _values(shares: Shares) -> Mapping[str, Ratio]:
@@ -189,7 +197,7 @@ def _mixers(gap: GapData) -> Iterator[str]:
     first = next(found for _, found in _recall_by_text(gap, attention) if "pair" in found)
     yield (
         f"With a dense layer and as many parameters, EMA traces are {_gaps(gap, attention)} nats behind "
-        f"{attention_name(attention)}; on {text_name(first['pair'].text)}, {recall_text(first)}."
+        f"{attention_name(attention)}; on {text_name(first['pair'].text)}, {pair_text(first['pair'])}."
         + "".join(f" Behind {attention_name(other)} they are {_gaps(gap, other)}." for other in others)
     )
 

@@ -31,6 +31,7 @@ from ematrace.report.gap import (
     attention_name,
     chain_chart,
     gap_size,
+    other_reading,
     share_text,
     text_name,
     with_interval,
@@ -215,6 +216,7 @@ def _shares(gap: GapData) -> Iterator[Content]:
         f"above .75 and those as the first and as the last change above .5, on {_and(map(text_name, JUDGED))}; "
         "against if all three lie below .5."
     )
+    yield Paragraph(" ".join(other_reading(gap)))
 
 
 def _and(names: Iterable[str]) -> str:
