@@ -68,8 +68,11 @@ def _metric(sample: Sample, i: int) -> Metric:
 
 def store_cells(files: Iterable[CellFile], *, local: bool = False) -> list[StoredCell]:
     """As if read from where `write_file` puts them."""
-    folder = Path("local" if local else "recorded")
-    return [StoredCell(cell, folder / file.experiment / file.name, local) for file in files for cell in file.unpack()]
+    folder, found = Path("local" if local else "recorded"), []
+    for file in files:
+        path = folder / file.experiment / file.name
+        found += [StoredCell(cell, path, local) for cell in file.unpack()]
+    return found
 
 
 def make_table(*recorded: CellFile, local: Sequence[CellFile] = ()) -> Table:

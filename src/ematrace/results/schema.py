@@ -113,12 +113,12 @@ class CellFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def __post_init__(self) -> None:
         _check_settings(self.settings, DEEPEST)
-        seen: set[str] = set()
+        seen: set[frozenset[tuple[str, Factor, bool]]] = set()
         for row in self.cells:
             both = [name for name in row.factors if name in self.factors]
             if both:
                 raise ValueError(f"factor '{both[0]}' stands in the file's factors and in a cell's")
-            key = _canonical(row.factors)
+            key = _key(row.factors)
             if key in seen:
                 raise ValueError(f"two cells have the same factors {dict(row.factors)}")
             seen.add(key)
@@ -201,8 +201,19 @@ def parse_factor(text: str) -> Factor:
 
 def _normalise(factors: Factors) -> dict[str, Factor]:
     """Plain Python values in which 1 and 1.0 are the same, as they are to a selector."""
-    plain = {name: plain_value(value) if hasattr(value, "tolist") else value for name, value in factors.items()}
-    return {k: int(v) if isinstance(v, float) and v.is_integer() else v for k, v in plain.items()}
+    return {name: _normal(value) for name, value in factors.items()}
+
+
+def _normal(value: Any) -> Factor:
+    if type(value) is str:  # most are
+        return value
+    plain = value.tolist() if hasattr(value, "tolist") else value
+    return int(plain) if isinstance(plain, float) and plain.is_integer() else plain
+
+
+def _key(factors: Factors) -> frozenset[tuple[str, Factor, bool]]:
+    """The same for the same factors. 1 and 1.0 are equal and True is not 1: to Python alone it would be."""
+    return frozenset((k, v, v is True or v is False) for k, v in _normalise(factors).items())
 
 
 def _canonical(factors: Factors) -> str:
