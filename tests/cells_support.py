@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ematrace.results import CellFile, Metric, Provenance, Row, Sample, StoredCell, Table
+import pytest
+
+from ematrace.results import CellFile, Metric, Provenance, Row, Sample, Store, StoredCell, Table
 from ematrace.results.schema import SCHEMA
 
 DATE = "2026-01-02T03:04:05+00:00"
@@ -73,6 +76,15 @@ def store_cells(files: Iterable[CellFile], *, local: bool = False) -> list[Store
         path = folder / file.experiment / file.name
         found += [StoredCell(cell, path, local) for cell in file.unpack()]
     return found
+
+
+@functools.cache
+def recorded_cells() -> tuple[StoredCell, ...]:
+    """Those of the checkout, read once in a process: it takes seconds."""
+    recorded = Path(__file__).parents[1] / "results"
+    if not recorded.is_dir():
+        pytest.skip("no checkout")
+    return tuple(Store(recorded, recorded / "none").load())
 
 
 def make_table(*recorded: CellFile, local: Sequence[CellFile] = ()) -> Table:

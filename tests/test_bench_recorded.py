@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
+from cells_support import recorded_cells
 from ematrace.bench import FACTORS, Run, is_benchmark, runs_of
-from ematrace.results import Store, Table
+from ematrace.results import Table
 
 REPOSITORY = Path(__file__).parents[1]
 RECORDED = REPOSITORY / "results"
@@ -20,9 +21,7 @@ OLD: dict[str, Any] = json.loads((Path(__file__).parent / "data" / "benchmarks_v
 
 @pytest.fixture(scope="module")
 def table() -> Table:
-    if not RECORDED.is_dir():
-        pytest.skip("no checkout")
-    return Table(Store(RECORDED, RECORDED / "local").load())
+    return Table(recorded_cells())
 
 
 @pytest.fixture(scope="module")

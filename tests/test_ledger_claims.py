@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from cells_support import recorded_cells
 from ematrace.experiments import EXPERIMENTS, chosen_rates
 from ematrace.ledger import (
     Claim,
@@ -21,7 +22,7 @@ from ematrace.ledger import (
     with_kept_claims,
     with_own_claims,
 )
-from ematrace.results import Selector, Store, Table
+from ematrace.results import Selector, Table
 
 IDS = [f"C{i:02d}" for i in range(1, 19)] + [f"C{i}" for i in range(20, 47)] + [f"F{i}" for i in range(1, 6)]
 HEAD = '[C01]\npart = "small"\nclaim = "c"\npaper = "p"\n'
@@ -87,14 +88,13 @@ def test_predicates_are_read_as_written() -> None:
     ]
 
 
-def test_every_selector_finds_recorded_cells(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_selector_finds_recorded_cells(monkeypatch: pytest.MonkeyPatch) -> None:
     """A misspelt factor would leave its claim open for ever."""
     monkeypatch.setattr(
         chosen_rates, "_table", lambda: SimpleNamespace(get=lambda arm: 0.004)
     )  # also arms without a rate
-    monkeypatch.delenv("EMATRACE_RESULTS", raising=False)
     claims = load_claims()
-    table = Table(Store.open(local=tmp_path).load())
+    table = Table(recorded_cells())
     chosen = claims.choose(table)
     controls = {s for claim in claims if claim.control for s in claim.control.of}
     missing = [s for s in {*controls, *(s for c in claims for s in c.selectors)} if chosen.select(s) is None]

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from cells_support import make_file, make_row, make_runs, make_table
+from cells_support import make_file, make_row, make_runs, make_table, recorded_cells
 from ematrace.ledger import Claim, Claims, Condition, Direction, LedgerRow, PaperFigure, build_ledger, load_claims
 from ematrace.ledger.claims import Unpublished
 from ematrace.results import CellFile, Metric, Row, Sample, Selector, Store, Table, write_file
@@ -301,12 +301,9 @@ BEFORE = {row["id"]: row for row in json.loads((Path(__file__).parent / "data/le
 
 
 @pytest.fixture(scope="module")
-def ledger(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+def ledger() -> dict[str, dict[str, Any]]:
     """On the recorded results alone."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.delenv("EMATRACE_RESULTS", raising=False)
-        store = Store.open(local=tmp_path_factory.mktemp("local"))
-    return {row.id: row.to_json() for row in build_ledger(Table(store.load()))}
+    return {row.id: row.to_json() for row in build_ledger(Table(recorded_cells()))}
 
 
 @pytest.mark.parametrize("id", BEFORE)
