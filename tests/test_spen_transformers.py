@@ -342,11 +342,12 @@ def test_compiles_without_graph_breaks(predictor: str, reads: str) -> None:
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("g++") is None, reason="inductor needs a C++ compiler")
 def test_compiled_by_inductor_is_the_same() -> None:
-    model = build(n_layers=1).train()
+    """Forward: to compile the gradients, too, takes ten seconds more; test_traces_compile has some."""
+    model = build(n_layers=1).eval()
     ids = draw(2, 40)
-    compiled = torch.compile(model, fullgraph=True)
-    for a, b in zip(*(loss_and_gradients(f, model, ids) for f in (compiled, model)), strict=True):
-        torch.testing.assert_close(a, b, **EXACT)
+    with torch.no_grad():
+        compiled = torch.compile(model, fullgraph=True)(ids, use_cache=False).logits
+        torch.testing.assert_close(compiled, model(ids, use_cache=False).logits, **EXACT)
 
 
 def test_reduced_precision() -> None:

@@ -22,7 +22,7 @@ STYLE = """text { font: 14px system-ui, sans-serif; fill: #1b1f24 }
 
 
 def chain_picture(data: ReportData) -> str:
-    gap = GapData(data)
+    gap = data.derived(GapData)
     if gap.scores.is_toy or not gap.chains:
         return _svg(ROW, [_text(0, 20, NOT_RECORDED)])
     chain = gap.papers_chain

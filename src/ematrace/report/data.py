@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any, TypeVar
 
 from ematrace.ledger import Claims, LedgerRow, build_ledger, load_claims
 from ematrace.results import Sample, Selection, Selector, Store, Table
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -18,6 +21,7 @@ class ReportData:
     claims: Claims
     rows: tuple[LedgerRow, ...]
     _selected: dict[str, Selection | None] = field(default_factory=dict, repr=False, compare=False)
+    _derived: dict[Callable[[ReportData], Any], Any] = field(default_factory=dict, repr=False, compare=False)
 
     @classmethod
     def load(cls, store: Store, claims: Claims | None = None) -> ReportData:
@@ -47,6 +51,12 @@ class ReportData:
         if key not in self._selected:
             self._selected[key] = self.table.find(selector)
         return self._selected[key]
+
+    def derived(self, make: Callable[[ReportData], T]) -> T:
+        """What a function or class makes of these data; kept, as page, findings and docs ask for the same."""
+        if make not in self._derived:
+            self._derived[make] = make(self)
+        return self._derived[make]  # type: ignore[no-any-return]
 
     @property
     def problems(self) -> list[str]:

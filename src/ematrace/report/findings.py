@@ -84,7 +84,7 @@ def gap_finding(data: ReportData) -> FindingView | None:
     found = {row.id: row for row in data.rows}.get(CLAIM)
     if found is None:
         return None
-    gap, look = GapData(data), look_of(found.verdict)
+    gap, look = data.derived(GapData), look_of(found.verdict)
     if not gap.chains:
         heading, text, chart = "Not measured yet", "", None
     else:

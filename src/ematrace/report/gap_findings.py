@@ -50,7 +50,7 @@ CHANGES = dict(zip(("context", "gradient", "selection", "residual"), (name for *
 
 def findings(data: ReportData) -> str:
     """For the README: the distance, its steps on the paper's text as a picture, where traces fall behind attention."""
-    gap = GapData(data)
+    gap = data.derived(GapData)
     if gap.scores.is_toy or not gap.chains:
         return f"{NOT_RECORDED}\n"
     parts = [_distance(gap), *_picture(gap.papers_chain), *_orders(gap), *_other_gradient(gap), *_mixers(gap)]
@@ -59,7 +59,7 @@ def findings(data: ReportData) -> str:
 
 def details(data: ReportData) -> str:
     """For docs/gap.md, as items of a list: shares in the chain's order, halves, recall by text, checks, doubts."""
-    gap = GapData(data)
+    gap = data.derived(GapData)
     if gap.scores.is_toy or not gap.chains:
         return f"- {NOT_RECORDED}\n"
     shares = [f"- {text}" for text in (*_parts(gap), *_to_rope(gap), " ".join(other_reading(gap))) if text]
@@ -145,7 +145,7 @@ def _ends(gap: GapData) -> tuple[list[Mapping[str, Ratio]], list[Mapping[str, Ra
 
 def share_rows(data: ReportData) -> tuple[list[str], list[list[str]]] | None:
     """Of every change on every text, nats and share in all orders: heads and rows; None where an arm is missing."""
-    gap = GapData(data)
+    gap = data.derived(GapData)
     if gap.scores.is_toy or not gap.shares:
         return None
     heads = ["change", *(head for s in gap.shares for head in (text_name(s.text), "share"))]
@@ -259,7 +259,7 @@ def _checks(gap: GapData) -> Iterator[str]:
 
 def place_rows(data: ReportData) -> tuple[list[str], list[list[str]]] | None:
     """Every change of the factorial wherever it was measured: heads and rows; None where there is none."""
-    gap = GapData(data)
+    gap = data.derived(GapData)
     places = [] if gap.scores.is_toy else list(build_places(gap.scores))
     if not places:
         return None
@@ -274,7 +274,7 @@ def place_rows(data: ReportData) -> tuple[list[str], list[list[str]]] | None:
 
 def chain_rows(data: ReportData) -> tuple[list[str], list[list[str]]] | None:
     """The steps on every text: heads and rows; None where there is no chain of a real size."""
-    gap = GapData(data)
+    gap = data.derived(GapData)
     if gap.scores.is_toy or not gap.chains:
         return None
     heads = ["step"]

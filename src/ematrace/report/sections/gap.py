@@ -93,7 +93,7 @@ TOY_NOTE = (
 
 
 def gap_parts(data: ReportData) -> Sequence[Content | None]:
-    gap = GapData(data)
+    gap = data.derived(GapData)
     parts: list[Content | None] = [*_notes(gap)]
     if gap.scores.arms:
         toy = gap.scores.is_toy
