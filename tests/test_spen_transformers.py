@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import shutil
 import weakref
 from typing import Any
 
@@ -337,17 +336,6 @@ def test_compiles_without_graph_breaks(predictor: str, reads: str) -> None:
     ids = draw(2, 40)
     for a, b in zip(*(loss_and_gradients(f, model, ids) for f in (compiled, model)), strict=True):
         torch.testing.assert_close(a, b, **EXACT)
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(shutil.which("g++") is None, reason="inductor needs a C++ compiler")
-def test_compiled_by_inductor_is_the_same() -> None:
-    """Forward: to compile the gradients, too, takes ten seconds more; test_traces_compile has some."""
-    model = build(n_layers=1).eval()
-    ids = draw(2, 40)
-    with torch.no_grad():
-        compiled = torch.compile(model, fullgraph=True)(ids, use_cache=False).logits
-        torch.testing.assert_close(compiled, model(ids, use_cache=False).logits, **EXACT)
 
 
 def test_reduced_precision() -> None:
