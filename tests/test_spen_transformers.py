@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import shutil
 import weakref
 from typing import Any
 
@@ -334,6 +335,16 @@ def test_compiles_without_graph_breaks(predictor: str, reads: str) -> None:
     model = build(predictor, reads, n_layers=1).train()
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
     ids = draw(2, 40)
+    for a, b in zip(*(loss_and_gradients(f, model, ids) for f in (compiled, model)), strict=True):
+        torch.testing.assert_close(a, b, **EXACT)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("g++") is None, reason="inductor needs a C++ compiler")
+def test_compiled_by_inductor_is_the_same() -> None:
+    model = build(n_layers=1).train()
+    ids = draw(2, 40)
+    compiled = torch.compile(model, fullgraph=True)
     for a, b in zip(*(loss_and_gradients(f, model, ids) for f in (compiled, model)), strict=True):
         torch.testing.assert_close(a, b, **EXACT)
 
