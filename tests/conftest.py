@@ -20,6 +20,8 @@ if not any(Path("/dev").glob("nvidia[0-9]*")):
     os.environ.setdefault("TRITON_INTERPRET", "1")
 # Some virtual machines announce AMX for bfloat16 products and then die of an illegal instruction. oneDNN reads it once.
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
+# Inductor takes the CPU's word for its vector instructions, rather than compile three programs to try them.
+os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
 
 # Test processes share the cores: threads that wait for one another by spinning would take them from the other process.
 # The libraries of linear algebra read this when they are imported.
@@ -27,9 +29,6 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     # After all that the libraries do at the end: to free millions of objects one by one would take five more seconds.
     atexit.register(os._exit, 0)
-
-# Python would look for garbage after every 700 objects, which takes 7% of the time. Tests that need it look themselves.
-gc.set_threshold(50_000, 20, 50)
 
 import numpy as np
 
@@ -45,6 +44,9 @@ else:
     settings.register_profile("ematrace", deadline=None)
     settings.load_profile("ematrace")
 
+
+# Python would look for garbage after every 700 objects, which takes 7% of the time. Tests that need it look themselves.
+gc.set_threshold(50_000, 20, 50)
 
 COMPILED = ("test_spcn_", "test_ops_topk_cpu", "test_spen_decode_cpu")
 
