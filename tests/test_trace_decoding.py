@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from ematrace.experiments import trace_decoding
 from ematrace.experiments.base import Context, Point
 from ematrace.experiments.gap_task import SPEN, Arm, build_arm
-from ematrace.experiments.token_readers import Fitting, TopicReader, fit_vectors, whitened
+from ematrace.experiments.token_readers import Fitting, Samples, TopicReader, VectorReaders, fit_readers, whitened
 from ematrace.experiments.trace_decoding import at_lag, decay, hold
 from ematrace.experiments.trace_information import pair_information, rounding_variance, vector_information
 from ematrace.ledger import load_claims
@@ -82,6 +82,20 @@ def test_rounding_variance_is_that_of_rounded_numbers(bits: int, dtype: torch.dt
         assert rounding_variance(std, bits) == pytest.approx(float(error), rel=0.02)
 
 
+def fit_one(
+    features: torch.Tensor, targets: torch.Tensor, *how: Any, prior: torch.Tensor | None = None
+) -> VectorReaders:
+    def samples(at: torch.Tensor) -> Samples:
+        return Samples(features[None, at], targets[None, at], None if prior is None else prior[None, at])
+
+    return fit_readers(samples, len(targets), features.shape[1], *how)
+
+
+def logits_of(reader: VectorReaders, features: torch.Tensor, prior: torch.Tensor | None = None) -> torch.Tensor:
+    found: torch.Tensor = reader(Samples(features[None], torch.empty(0), None if prior is None else prior[None]))[0]
+    return found
+
+
 @pytest.mark.parametrize("kind", ["linear", "mlp"])
 def test_a_reader_learns_the_posterior(kind: Any) -> None:
     """Tokens seen through Gaussian noise: Bayes' rule is linear in the vector, and no reader can do better."""
@@ -96,9 +110,9 @@ def test_a_reader_learns_the_posterior(kind: Any) -> None:
     assert torch.cov(features[0].T, correction=0) == pytest.approx(np.eye(6), abs=1e-3)
     fitting = Fitting(epochs=6, batch=100, hidden=16, lr=2e-2)
     counts = torch.bincount(targets[:8_000], minlength=12)
-    reader = fit_vectors(features[0], targets[:8_000], embedding, counts, kind, fitting, generator)
+    reader = fit_one(features[0], targets[:8_000], embedding, counts, kind, fitting, generator)
     with torch.no_grad():
-        found = F.cross_entropy(reader(features[1]), targets[8_000:], reduction="none")
+        found = F.cross_entropy(logits_of(reader, features[1]), targets[8_000:], reduction="none")
     assert float(found.mean()) == pytest.approx(float(bayes[8_000:].mean()), abs=0.04)
 
 
@@ -121,6 +135,8 @@ def test_the_baseline_sees_the_other_tokens_as_counts_alone() -> None:
         mean = (counts @ reader.embedding.weight) / 5
         by_hand = reader.head(reader.body(reader.norm(mean)))
         by_hand = by_hand + reader.present * (counts > 0) + reader.often * torch.log1p(counts)
+        anywhere = reader.prior(torch.cat([shuffled, ids]))(torch.tensor([[1]]), torch.tensor([[3], [0]]))
+        torch.testing.assert_close(anywhere, reader(ids, torch.tensor([[3, 0]])).transpose(0, 1))
     torch.testing.assert_close(found[0, 0], by_hand)
 
 
@@ -133,20 +149,51 @@ def test_a_reader_adds_to_what_it_is_given() -> None:
     known = torch.where(torch.arange(8) // 4 == (targets // 4)[:, None], 0.0, -20.0).log_softmax(-1)
     fitting = Fitting(epochs=4, batch=100, hidden=16, lr=2e-2)
     alone, given = (
-        fit_vectors(features, targets, embedding, torch.ones(8), "linear", fitting, generator, prior)
-        for prior in (lambda at: None, lambda at: known[at])
+        fit_one(features, targets, embedding, torch.ones(8), "linear", fitting, generator, prior=prior)
+        for prior in (None, known)
     )
     with torch.no_grad():
-        assert float(F.cross_entropy(alone(features), targets)) == pytest.approx(math.log(2), abs=0.05)
-        assert float(F.cross_entropy(given(features, known), targets)) < 0.05
+        assert float(F.cross_entropy(logits_of(alone, features), targets)) == pytest.approx(math.log(2), abs=0.05)
+        assert float(F.cross_entropy(logits_of(given, features, known), targets)) < 0.05
 
 
-def test_a_prior_is_that_of_the_target() -> None:
-    log_probs = torch.arange(2 * 6 * 3.0).view(2, 6, 3)
-    found = trace_decoding.prior_at(log_probs, 2, "topic")(torch.tensor([0, 2, 3, 5]))
-    assert found is not None
-    assert torch.equal(found, log_probs[[0, 0, 1, 1], [1, 3, 1, 3]])  # t = 3, 5, 3, 5
-    assert trace_decoding.prior_at(log_probs, 2, "nothing")(torch.tensor([0])) is None
+def test_readers_side_by_side_are_those_fitted_alone() -> None:
+    """One of them is best after its first epoch, the others after their last: each keeps its own."""
+    generator = torch.Generator().manual_seed(0)
+    targets = torch.randint(0, 6, (3, 400), generator=generator)
+    targets[1, :300] = 0  # what is learned from these is wrong for the selection part, more so with every epoch
+    embedding, features = torch.randn(6, 5, generator=generator), torch.randn(3, 400, 4, generator=generator)
+    features[2] += F.one_hot(targets[2], 6)[:, :4]
+    fitting = Fitting(epochs=3, batch=50, lr=2e-2)
+
+    def fitted(*these: int) -> VectorReaders:
+        which, shuffled = torch.tensor(these), torch.Generator().manual_seed(1)
+
+        def samples(at: torch.Tensor) -> Samples:
+            return Samples(features[which][:, at], targets[which][:, at])
+
+        return fit_readers(samples, 400, 4, embedding, torch.ones(6), "linear", fitting, shuffled)
+
+    together = fitted(0, 1, 2)
+    for n in range(3):
+        for own, shared in zip(fitted(n).parameters(), together.parameters(), strict=True):
+            torch.testing.assert_close(shared[n], own[0], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("whole", [False, True], ids=["one vector", "sequence"])
+def test_samples_are_the_tokens_so_many_steps_back(whole: bool) -> None:
+    ids = torch.arange(12).view(2, 6)
+    vectors = ids[..., None].float() if whole else ids[:, 3:, None].float()
+
+    def prior(windows: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        return (ids[windows, positions] * 10)[..., None]
+
+    found = trace_decoding.samples_of(vectors, ids, prior, [1, 2], torch.tensor([0, 2, 3, 5]))
+    assert found.targets.tolist() == [[2, 4, 8, 10], [1, 3, 7, 9]]  # t = 3 and 5 of either window
+    assert found.features[..., 0].tolist() == (found.targets.tolist() if whole else [[3, 5, 9, 11]])
+    assert found.prior is not None
+    assert torch.equal(found.prior[..., 0], found.targets * 10)
+    assert trace_decoding.samples_of(vectors, ids, None, [1], torch.tensor([0])).prior is None
 
 
 def test_lags_are_counted_from_the_second_half() -> None:

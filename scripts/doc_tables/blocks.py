@@ -103,7 +103,10 @@ def mean(cells: Table, experiment: str, metric: str, where: Factors) -> str:
 
 def difference(one: Selection | None, other: Selection | None) -> str:
     """`+.002 [+.001, +.002]`: the first minus the second, seed by seed, with the 95% interval."""
-    pairs = None if one is None or other is None else one.paired_values(other)
+    if one is None or other is None:
+        return NOT_RECORDED
+    of_one_experiment = (one.sample.values, other.sample.values) if one.is_paired_with(other) else None
+    pairs = of_one_experiment or one.paired_values(other)
     if pairs is None:
         return NOT_RECORDED
     mean = math.fsum(pairs[0]) / len(pairs[0]) - math.fsum(pairs[1]) / len(pairs[1])

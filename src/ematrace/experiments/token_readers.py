@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import copy
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -12,8 +11,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ematrace.train.loop import fast_matmul
+
 Kind = Literal["linear", "mlp"]
-Prior = Callable[[Tensor], Tensor | None]
+Prior = Callable[[Tensor, Tensor], Tensor]
+"""From the numbers of windows and positions in them to logits."""
 POSITIONS_AT_ONCE = 64  # of each window, for the baseline
 ROWS_AT_ONCE = 2**16
 SMALLEST_VARIANCE = 1e-14  # of a direction, over the largest: about what float32 resolves
@@ -31,21 +33,67 @@ class Fitting:
     """Share of the samples that weights are not fitted to."""
 
 
-class VectorReader(nn.Module):
-    """logits = E b(x) + prior: b is a linear map or has one hidden layer, and E starts as the model's embedding.
+@dataclass(frozen=True)
+class Samples:
+    """What L readers see of B samples."""
 
-    The prior starts as the shares of the tokens and is fitted, too; or it is given, for each vector another.
+    features: Tensor
+    """[L, B, F], or [1, B, F] where all see the same."""
+    targets: Tensor
+    """[L, B]"""
+    prior: Tensor | None = None
+    """Logits [L, B, entries] to start from."""
+
+
+class VectorReaders(nn.Module):
+    """L readers with weights of their own, fitted side by side: logits = E b(x) + prior.
+
+    b is a linear map or has one hidden layer, and E starts as the model's embedding. The prior starts as the shares of
+    the tokens and is fitted, too; or it is given, for each vector another.
     """
 
-    def __init__(self, n_features: int, embedding: Tensor, counts: Tensor, kind: Kind, hidden: int) -> None:
+    def __init__(
+        self, n_readers: int, n_features: int, embedding: Tensor, counts: Tensor, kind: Kind, hidden: int
+    ) -> None:
         super().__init__()
-        self.body = body(n_features, embedding.shape[1], kind, hidden)
-        self.head = head(embedding, counts)
+        width = embedding.shape[1]
+        self.hidden: nn.ParameterList | None = None
+        if kind == "mlp":
+            made = [nn.Linear(n_features, hidden) for _ in range(n_readers)]
+            weights, biases = torch.stack([m.weight.T for m in made]), torch.stack([m.bias for m in made])
+            self.hidden = nn.ParameterList([weights.detach(), biases.detach().unsqueeze(1)])
+        self.last = nn.Parameter(torch.zeros(n_readers, n_features if self.hidden is None else hidden, width))
+        of_tokens = head(embedding, counts)
+        self.vectors = nn.Parameter(of_tokens.weight.detach().T.repeat(n_readers, 1, 1))
+        self.shares = nn.Parameter(of_tokens.bias.detach().repeat(n_readers, 1, 1))
         self.to(embedding.device)
 
-    def forward(self, x: Tensor, prior: Tensor | None = None) -> Tensor:
-        read = self.body(x)
-        return self.head(read) if prior is None else F.linear(read, self.head.weight) + prior
+    def read(self, x: Tensor) -> Tensor:
+        """b of [L or 1, B, F]: [L, B, width]."""
+        if self.hidden is not None:
+            weights, biases = self.hidden
+            x = F.gelu(x @ weights + biases)
+        return x @ self.last
+
+    def forward(self, samples: Samples) -> Tensor:
+        """Logits [L, B, entries]."""
+        prior = self.shares if samples.prior is None else samples.prior
+        return self.read(samples.features) @ self.vectors + prior
+
+    def nats(self, samples: Samples) -> Tensor:
+        """Mean cross-entropy of each reader: [L]."""
+        prior = self.shares if samples.prior is None else samples.prior
+        compute = _compiled_cross_entropies if prior.is_cuda else cross_entropies
+        return compute(self.read(samples.features), self.vectors, prior, samples.targets).mean(1)
+
+
+def cross_entropies(read: Tensor, vectors: Tensor, prior: Tensor, targets: Tensor) -> Tensor:
+    """[L, B]. Nearly all that a step costs is going through these logits again and again: compiled, a third of it."""
+    logits = read @ vectors + prior
+    return F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none").view_as(targets)
+
+
+_compiled_cross_entropies = torch.compile(cross_entropies, dynamic=False)
 
 
 class TopicReader(nn.Module):
@@ -58,34 +106,45 @@ class TopicReader(nn.Module):
         super().__init__()
         width = embedding.shape[1]
         self.embedding = nn.Embedding.from_pretrained(embedding.clone(), freeze=False)
-        self.norm, self.body = nn.LayerNorm(width), body(width, width, "mlp", hidden)
+        last = nn.Linear(hidden, width, bias=False)
+        nn.init.zeros_(last.weight)  # it starts from the shares of the tokens
+        self.norm, self.body = nn.LayerNorm(width), nn.Sequential(nn.Linear(width, hidden), nn.GELU(), last)
         self.head = head(embedding, counts)
         self.present, self.often = nn.Parameter(torch.ones(())), nn.Parameter(torch.ones(()))
         self.to(embedding.device)
 
     def forward(self, ids: Tensor, positions: Tensor) -> Tensor:
         """ids [B, T], positions [B, P] to logits [B, P, entries]."""
-        own = ids.gather(1, positions)
-        embedded = self.embedding(ids)
-        others = (embedded.sum(1, keepdim=True) - self.embedding(own)) / (ids.shape[1] - 1)
-        logits: Tensor = self.head(self.body(self.norm(others)))
-        counts = torch.zeros(len(ids), logits.shape[-1], device=ids.device).scatter_add_(
-            1, ids, torch.ones_like(ids, dtype=torch.float32)
-        )
-        logits = logits + self._cached(counts).unsqueeze(1)
-        of_own = counts.gather(1, own)
+        own, counts = ids.gather(1, positions), self._counts(ids)
+        summed = self.embedding(ids).sum(1, keepdim=True)
+        return self._logits(own, summed, self._cached(counts).unsqueeze(1), counts.gather(1, own), ids.shape[1])
+
+    @torch.no_grad()
+    def prior(self, ids: Tensor) -> Prior:
+        """For windows [N, T], what `forward` says of any positions in any of them, fast."""
+        counts = self._counts(ids)
+        summed, cached = self.embedding(ids).sum(1), self._cached(counts)
+
+        @torch.no_grad()
+        def logits(windows: Tensor, positions: Tensor) -> Tensor:
+            own = ids[windows, positions]
+            return self._logits(own, summed[windows], cached[windows], counts[windows, own], ids.shape[1])
+
+        return logits
+
+    def _logits(self, own: Tensor, summed: Tensor, cached: Tensor, of_own: Tensor, length: int) -> Tensor:
+        """Of windows with this sum of embeddings and these counts, without the one token `own`."""
+        others = (summed - self.embedding(own)) / (length - 1)
+        logits: Tensor = self.head(self.body(self.norm(others))) + cached
         without = self._cached(of_own - 1) - self._cached(of_own)
-        return logits.scatter_add(2, own.unsqueeze(-1), without.unsqueeze(-1))
+        return logits.scatter_add(-1, own.unsqueeze(-1), without.unsqueeze(-1))
+
+    def _counts(self, ids: Tensor) -> Tensor:
+        zeros = torch.zeros(len(ids), self.head.out_features, device=ids.device)
+        return zeros.scatter_add_(1, ids, torch.ones_like(ids, dtype=torch.float32))
 
     def _cached(self, counts: Tensor) -> Tensor:
         return self.present * (counts > 0) + self.often * torch.log1p(counts)
-
-
-def body(features: int, width: int, kind: Kind, hidden: int) -> nn.Module:
-    """Its last layer starts at 0, so that a reader starts from the shares of the tokens."""
-    last = nn.Linear(features if kind == "linear" else hidden, width, bias=False)
-    nn.init.zeros_(last.weight)
-    return last if kind == "linear" else nn.Sequential(nn.Linear(features, hidden), nn.GELU(), last)
 
 
 def head(embedding: Tensor, counts: Tensor) -> nn.Linear:
@@ -98,66 +157,76 @@ def head(embedding: Tensor, counts: Tensor) -> nn.Linear:
 
 
 def whitened(*features: Tensor) -> list[Tensor]:
-    """Every direction with variance 1 in the first tensor [N, F]: small ones hold what is old. Computed in float64."""
-    first = features[0]
+    """Of [..., F], every direction with variance 1 in the first: small ones hold what is old. Computed in float64."""
+    first = features[0].flatten(0, -2)
     mean = first.mean(0, dtype=torch.float64)
     covariance = torch.zeros(first.shape[1], first.shape[1], dtype=torch.float64, device=first.device)
-    for part in first.split(ROWS_AT_ONCE):
+    for part in _parts(first):
         centred = part.double() - mean
         covariance += centred.T @ centred / len(first)
     variances, directions = torch.linalg.eigh(covariance)
     whiten = directions * (variances.clamp(min=0) + SMALLEST_VARIANCE * variances[-1]).rsqrt()
-    return [torch.cat([((part.double() - mean) @ whiten).float() for part in x.split(ROWS_AT_ONCE)]) for x in features]
+    return [torch.cat([((p.double() - mean) @ whiten).float() for p in _parts(x)]).view_as(x) for x in features]
+
+
+def _parts(x: Tensor) -> Sequence[Tensor]:
+    return torch.split(x.flatten(0, -2), ROWS_AT_ONCE)
 
 
 def fit(
     reader: nn.Module,
-    loss: Callable[[Tensor], Tensor],
+    nats: Callable[[Tensor], Tensor],
     n_samples: int,
     fitting: Fitting,
     generator: torch.Generator,
     batch: int | None = None,
 ) -> None:
-    """Minimise `loss`, a function of the numbers of some of n_samples; the last ones are for selection."""
-    size = batch or fitting.batch
+    """Minimise `nats` [L], a function of the numbers of some of n_samples; the last ones are for selection.
+
+    For L > 1 the first dimension of every parameter is that of the L readers, each of which keeps the weights of its
+    own best epoch.
+    """
+    size, parameters = batch or fitting.batch, list(reader.parameters())
+    device = parameters[0].device
     fitted = max(1, n_samples - round(fitting.selection * n_samples))
     held = torch.arange(fitted, n_samples) if fitted < n_samples else torch.arange(n_samples)
-    optimiser = torch.optim.AdamW(reader.parameters(), lr=fitting.lr, weight_decay=0.01)
-    steps = fitting.epochs * math.ceil(fitted / size)
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, steps)
-    best, kept = math.inf, copy.deepcopy(reader.state_dict())
-    for _ in range(fitting.epochs):
-        for chosen in torch.randperm(fitted, generator=generator).split(size):
-            optimiser.zero_grad()
-            loss(chosen).backward()
-            optimiser.step()
-            schedule.step()
-        with torch.no_grad():
-            nats = sum(float(loss(part)) * len(part) for part in held.split(size)) / len(held)
-        if nats < best:
-            best, kept = nats, copy.deepcopy(reader.state_dict())
-    reader.load_state_dict(kept)
+    optimiser = torch.optim.AdamW(parameters, lr=fitting.lr, weight_decay=0.01, fused=device.type == "cuda")
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, fitting.epochs * math.ceil(fitted / size))
+    best, kept = torch.tensor(math.inf, device=device), [p.detach().clone() for p in parameters]
+    with fast_matmul(device):
+        for _ in range(fitting.epochs):
+            for chosen in torch.randperm(fitted, generator=generator).to(device).split(size):
+                optimiser.zero_grad()
+                nats(chosen).sum().backward()
+                optimiser.step()
+                schedule.step()
+            with torch.no_grad():
+                found = sum(nats(part) * len(part) for part in held.to(device).split(size)) / len(held)
+                better = found < best
+                best = torch.where(better, found, best)
+                for p, its_best in zip(parameters, kept, strict=True):
+                    of_reader = better.view(-1, *(1 for _ in p.shape[1:])) if len(better) > 1 else better.squeeze()
+                    its_best.copy_(torch.where(of_reader, p, its_best))
+    with torch.no_grad():
+        for p, its_best in zip(parameters, kept, strict=True):
+            p.copy_(its_best)
 
 
-def fit_vectors(
-    features: Tensor,
-    targets: Tensor,
+def fit_readers(
+    samples: Callable[[Tensor], Samples],
+    n_samples: int,
+    n_features: int,
     embedding: Tensor,
     counts: Tensor,
     kind: Kind,
     fitting: Fitting,
     generator: torch.Generator,
-    prior: Prior = lambda chosen: None,
-) -> VectorReader:
-    """A reader of features [N, F] with targets [N]; `prior` gives the log-probabilities that some start from."""
-    reader = VectorReader(features.shape[1], embedding, counts, kind, fitting.hidden)
-
-    def loss(chosen: Tensor) -> Tensor:
-        at = chosen.to(features.device)
-        return F.cross_entropy(reader(features[at], prior(at)), targets[at])
-
-    fit(reader, loss, len(targets), fitting, generator)
-    return reader
+) -> VectorReaders:
+    """Readers of `samples`, a function of the numbers of some of n_samples."""
+    n_readers = len(samples(torch.zeros(1, dtype=torch.long, device=embedding.device)).targets)
+    readers = VectorReaders(n_readers, n_features, embedding, counts, kind, fitting.hidden)
+    fit(readers, lambda chosen: readers.nats(samples(chosen)), n_samples, fitting, generator)
+    return readers
 
 
 def fit_topic(
@@ -167,13 +236,13 @@ def fit_topic(
     reader = TopicReader(embedding, counts, fitting.hidden)
     several = min(POSITIONS_AT_ONCE, ids.shape[1])
 
-    def loss(chosen: Tensor) -> Tensor:
-        windows = ids[chosen.to(ids.device)]
+    def nats(chosen: Tensor) -> Tensor:
+        windows = ids[chosen]
         positions = torch.randint(0, ids.shape[1], (len(windows), several), generator=generator).to(ids.device)
         logits = reader(windows, positions)
-        return F.cross_entropy(logits.flatten(0, 1), windows.gather(1, positions).flatten())
+        return F.cross_entropy(logits.flatten(0, 1), windows.gather(1, positions).flatten())[None]
 
     passes = math.ceil(ids.shape[1] / several)  # that see as many positions as there are
     fitting = replace(fitting, epochs=passes * fitting.epochs)
-    fit(reader, loss, len(ids), fitting, generator, batch=max(1, fitting.batch // several))
+    fit(reader, nats, len(ids), fitting, generator, batch=max(1, fitting.batch // several))
     return reader

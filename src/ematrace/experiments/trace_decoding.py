@@ -21,6 +21,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from itertools import product
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -46,7 +47,7 @@ from ematrace.experiments.gap_task import (
     training_text,
 )
 from ematrace.experiments.recall import Ids
-from ematrace.experiments.token_readers import Fitting, Kind, Prior, TopicReader, fit_topic, fit_vectors, whitened
+from ematrace.experiments.token_readers import Fitting, Kind, Prior, Samples, fit_readers, fit_topic, whitened
 from ematrace.experiments.trace_information import pair_information, vector_information
 from ematrace.mixers.ema import ALPHAS
 from ematrace.results import Metric, Row
@@ -137,7 +138,7 @@ class Decoding:
         self.generator = torch.Generator().manual_seed(ctx.seed)
         first, *self.ids = (torch.from_numpy(w[:, :-1]).to(model.device) for w in (of_topic, of_readers, scored))
         baseline = fit_topic(first, self.embedding, counts, self.fitting, self.generator)
-        self.priors = [topic_log_probs(baseline, each) for each in self.ids]
+        self.priors = [baseline.prior(each) for each in self.ids]
         self.topic = score_topic(self.priors[1], self.ids[1])
         self.held = [hold(model, each) for each in self.ids]
         self.lags = [2**i for i in range(int(math.log2(self.ids[0].shape[1] // 2)) + 1)]
@@ -158,44 +159,54 @@ class Decoding:
         return rows + list(gaussian_rows(self.held[0], self.lags, self.embedding.shape[1]))
 
     def read(self, name: tuple[str, int], number_format: str, given: str, kind: Kind) -> list[Row]:
-        """All lags."""
+        """All lags, each by a reader of its own."""
         representation, block = name
         of: dict[str, Factor] = {"representation": representation, "kept": kept_as(representation)}
         of |= {"number_format": number_format, "given": given, "reader": kind}
         of |= {"after_block": block} if block else {}
         held = [each[name].to(FORMATS[number_format]).float() for each in self.held]
-        vectors = whitened(*(at_lag(each, 0).flatten(0, 1) for each in held))
-        rows: list[Row] = []
-        for lag in self.lags:
-            if kept_as(representation) == "sequence":
-                vectors = whitened(*(at_lag(each, lag).flatten(0, 1) for each in held))
-            targets = [at_lag(each, lag).flatten() for each in self.ids]
-            found = self.decode(vectors, targets, kind, [prior_at(p, lag, given) for p in self.priors])
-            rows.append(Row({**of, "lag": lag}, found.metrics(at_lag(self.topic.nats, lag))))
+        if kept_as(representation) != "sequence":
+            held = [second_half(each) for each in held]
+        vectors = whitened(*held)
+        fitted, scored = (
+            partial(samples_of, *each, self.lags)
+            for each in zip(vectors, self.ids, self.priors if given == "topic" else (None, None), strict=True)
+        )
+        n_fitted, n_scored = (second_half(each).numel() for each in self.ids)
+        readers = fit_readers(
+            fitted, n_fitted, vectors[0].shape[2], self.embedding, self.counts, kind, self.fitting, self.generator
+        )
+        parts = torch.arange(n_scored, device=self.embedding.device).split(SCORED_AT_ONCE // len(self.lags))
+        with torch.no_grad():
+            found = [scores(readers(samples), samples.targets) for samples in map(scored, parts)]
+        nats, right = torch.cat([s.nats for s in found], 1), torch.cat([s.right for s in found], 1)
+        rows = [
+            Row({**of, "lag": lag}, Scores(*of_lag).metrics(at_lag(self.topic.nats, lag)))
+            for lag, *of_lag in zip(self.lags, nats, right, strict=True)
+        ]
         return [*rows, Row(of, decay(dict(zip(self.lags, (row.metrics for row in rows), strict=True))))]
 
-    def decode(
-        self, vectors: Sequence[Tensor], targets: Sequence[Tensor], kind: Kind, priors: Sequence[Prior]
-    ) -> Scores:
-        """Fit a reader on the first vectors and targets, score it on the second."""
-        reader = fit_vectors(
-            vectors[0], targets[0], self.embedding, self.counts, kind, self.fitting, self.generator, priors[0]
-        )
-        parts = torch.arange(len(targets[1]), device=targets[1].device).split(SCORED_AT_ONCE)
-        with torch.no_grad():
-            found = [scores(reader(vectors[1][at], priors[1](at)), targets[1][at]) for at in parts]
-        return Scores(torch.cat([s.nats for s in found]), torch.cat([s.right for s in found]))
 
+def samples_of(vectors: Tensor, ids: Tensor, prior: Prior | None, lags: Sequence[int], chosen: Tensor) -> Samples:
+    """Of windows [N, T], the tokens `lags` before steps of the second half, which have numbers: those `chosen`.
 
-def prior_at(log_probs: Tensor, lag: int, given: str) -> Prior:
-    """Of log-probabilities [N, T, entries], those for the tokens `lag` before the steps of the second half."""
-    of_lag = at_lag(log_probs, lag)
-    n = of_lag.shape[1]
-    return (lambda at: of_lag[at // n, at % n].float()) if given == "topic" else (lambda at: None)
+    vectors: [N, T/2, F] of these steps, all that is read there; or [N, T, F], of which the reader of a lag has those at
+    its target.
+    """
+    length, half = ids.shape[1], ids.shape[1] // 2
+    windows, step = chosen // half, chosen % half
+    targets = length - half + step - torch.tensor(lags, device=ids.device)[:, None]
+    whole = vectors.shape[1] == length
+    features = vectors[windows, targets] if whole else vectors[windows, step].unsqueeze(0)
+    return Samples(features, ids[windows, targets], None if prior is None else prior(windows.unsqueeze(0), targets))
 
 
 def kept_as(representation: str) -> str:
     return "sequence" if representation in ("sequence", "keys") else "one vector"
+
+
+def second_half(values: Tensor) -> Tensor:
+    return at_lag(values, 0)
 
 
 def at_lag(values: Tensor, lag: int) -> Tensor:
@@ -205,7 +216,8 @@ def at_lag(values: Tensor, lag: int) -> Tensor:
 
 
 def scores(logits: Tensor, targets: Tensor) -> Scores:
-    nats = torch.nn.functional.cross_entropy(logits, targets, reduction="none")
+    """Of [..., entries]."""
+    nats = logits.logsumexp(-1) - logits.gather(-1, targets.unsqueeze(-1)).squeeze(-1)
     return Scores(nats, logits.argmax(-1) == targets)
 
 
@@ -234,19 +246,12 @@ def _hold(model: Any, ids: Tensor) -> dict[tuple[str, int], Tensor]:
     return held
 
 
-@torch.no_grad()
-def topic_log_probs(reader: TopicReader, ids: Tensor) -> Tensor:
-    """What the baseline says of every position of windows [N, T]: [N, T, entries], in float16 to fit in memory."""
+def score_topic(prior: Prior, ids: Tensor) -> Scores:
+    """What the baseline says of every position of windows [N, T]."""
     positions = torch.arange(ids.shape[1], device=ids.device)[None]
-    found = torch.empty(*ids.shape, len(reader.head.bias), dtype=torch.float16, device=ids.device)
-    for i, window in enumerate(ids):
-        found[i] = reader(window[None], positions)[0].log_softmax(-1)
-    return found
-
-
-def score_topic(log_probs: Tensor, ids: Tensor) -> Scores:
-    found = [scores(each.float(), targets) for each, targets in zip(log_probs, ids, strict=True)]
-    return Scores(torch.stack([s.nats for s in found]), torch.stack([s.right for s in found]))
+    parts = torch.arange(len(ids), device=ids.device).split(max(1, SCORED_AT_ONCE // ids.shape[1]))
+    found = [scores(prior(windows[:, None], positions), ids[windows]) for windows in parts]
+    return Scores(torch.cat([s.nats for s in found]), torch.cat([s.right for s in found]))
 
 
 def baseline_rows(topic: Scores, ids: Tensor, lags: Iterable[int], counts: Tensor) -> Iterator[Row]:
