@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Literal
 
 import torch
@@ -83,7 +84,7 @@ class VectorReaders(nn.Module):
     def nats(self, samples: Samples) -> Tensor:
         """Mean cross-entropy of each reader: [L]."""
         prior = self.shares if samples.prior is None else samples.prior
-        compute = _compiled_cross_entropies if prior.is_cuda else cross_entropies
+        compute = _compiled_cross_entropies() if prior.is_cuda else cross_entropies
         return compute(self.read(samples.features), self.vectors, prior, samples.targets).mean(1)
 
 
@@ -93,7 +94,10 @@ def cross_entropies(read: Tensor, vectors: Tensor, prior: Tensor, targets: Tenso
     return F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none").view_as(targets)
 
 
-_compiled_cross_entropies = torch.compile(cross_entropies, dynamic=False)
+@cache
+def _compiled_cross_entropies() -> Callable[..., Tensor]:
+    """Only where it is used: torch.compile imports inductor, which takes a second."""
+    return torch.compile(cross_entropies, dynamic=False)
 
 
 class TopicReader(nn.Module):
