@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import multiprocessing
 import shutil
 import signal
 import time
@@ -17,7 +18,7 @@ from filelock import FileLock, Timeout
 
 from ematrace.train import TrainConfig, loop, train
 from ematrace.train.summary import curve_figures
-from train_support import as_json, curve, finish, start, tiny_config, write_text
+from train_support import curve, tiny_config, write_text
 
 
 @pytest.fixture
@@ -48,12 +49,22 @@ class Meanwhile:
 
 
 def test_a_folder_that_another_process_trains_in_is_refused(config: TrainConfig, tmp_path: Path) -> None:
+    said = tmp_path / "said"
+
+    def other() -> None:
+        try:
+            train(config)
+        except ValueError as error:
+            said.write_text(str(error))
+
     def also_train() -> None:
         (config.out / "config.json").rename(tmp_path / "aside")  # as if the other run had only just begun
-        code, _, err = finish(start("train_worker.py", as_json(config)))
+        process = multiprocessing.get_context("fork").Process(target=other)  # it has imported all that it needs
+        process.start()
+        process.join(60)
+        process.kill()  # if it trains
         (tmp_path / "aside").rename(config.out / "config.json")
-        assert code != 0
-        assert f"{config.out}: another process is training in this folder" in err
+        assert said.read_text() == f"{config.out}: another process is training in this folder"
 
     train(config, display=Meanwhile(also_train))
     assert [step for (step,) in curve(config.out, "step")] == [1, 2, 3]
