@@ -20,8 +20,6 @@ if not any(Path("/dev").glob("nvidia[0-9]*")):
     os.environ.setdefault("TRITON_INTERPRET", "1")
 # Some virtual machines announce AMX for bfloat16 products and then die of an illegal instruction. oneDNN reads it once.
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
-# Inductor takes the CPU's word for its vector instructions, rather than compile three programs to try them.
-os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
 
 # Test processes share the cores: threads that wait for one another by spinning would take them from the other process.
 # The libraries of linear algebra read this when they are imported.
