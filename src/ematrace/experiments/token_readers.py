@@ -89,7 +89,7 @@ class VectorReaders(nn.Module):
 
 
 def cross_entropies(read: Tensor, vectors: Tensor, prior: Tensor, targets: Tensor) -> Tensor:
-    """[L, B]. Nearly all that a step costs is going through these logits again and again: compiled, a third of it."""
+    """[L, B]. Nearly all that a step costs is going through these logits again and again, so a GPU has it compiled."""
     logits = read @ vectors + prior
     return F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none").view_as(targets)
 
@@ -170,11 +170,16 @@ def whitened(*features: Tensor) -> list[Tensor]:
         covariance += centred.T @ centred / len(first)
     variances, directions = torch.linalg.eigh(covariance)
     whiten = directions * (variances.clamp(min=0) + SMALLEST_VARIANCE * variances[-1]).rsqrt()
-    return [torch.cat([((p.double() - mean) @ whiten).float() for p in _parts(x)]).view_as(x) for x in features]
+    found = [torch.empty_like(x) for x in features]
+    for x, white in zip(features, found, strict=True):
+        for part, into in zip(_parts(x), _parts(white), strict=True):
+            into.copy_((part.double() - mean) @ whiten)
+    return found
 
 
 def _parts(x: Tensor) -> Sequence[Tensor]:
-    return torch.split(x.flatten(0, -2), ROWS_AT_ONCE)
+    """Views of rows."""
+    return torch.split(x.view(-1, x.shape[-1]), ROWS_AT_ONCE)
 
 
 def fit(

@@ -112,11 +112,16 @@ def measure(ctx: Context, *, size: str, lr: float, **factors: Any) -> list[Row]:
     split: Literal["train", "all"] = "train" if settings["validation"] is None else "all"
     text = training_text(str(ctx.data), split, str(trained.tokenizer))
     n, length = text.n_windows(settings["length"]), settings["length"]
-    windows = settings["reader"]["windows"]
-    chosen = np.random.default_rng(ctx.seed).permutation(n)[: windows + settings["reader"]["topic_windows"]]
+    windows, of_topic = settings["reader"]["windows"], settings["reader"]["topic_windows"]
+    if n <= windows:
+        raise ValueError(f"settings: reader: windows: the text has {n} in all, and the topic needs some of them, too")
+    chosen = np.random.default_rng(ctx.seed).permutation(n)[: windows + of_topic]
     fitted = np.stack([text.window(int(i), length) for i in chosen])
-    scored = text_to_score(ctx, settings["validation"], trained.tokenizer).windows
-    scored = scored[:: math.ceil(len(scored) / settings["reader"]["scored_windows"])]
+    scored = text_to_score(ctx, settings["validation"], trained.tokenizer).every_second().windows
+    most = min(len(scored), settings["reader"]["scored_windows"])
+    if most < 2:
+        raise ValueError(f"settings: windows: a gain has its noise from 2 scored windows or more, not {most}")
+    scored = scored[np.linspace(0, len(scored) - 1, most).round().astype(int)]
     counts = torch.from_numpy(text.counts()).to(model.device)
     # What a reader is given of the topic was not fitted to its windows.
     return Decoding(ctx, model, counts, fitted[windows:], fitted[:windows], scored).rows()
@@ -164,12 +169,9 @@ class Decoding:
         of: dict[str, Factor] = {"representation": representation, "kept": kept_as(representation)}
         of |= {"number_format": number_format, "given": given, "reader": kind}
         of |= {"after_block": block} if block else {}
-        held = [each[name].to(FORMATS[number_format]).float() for each in self.held]
-        if kept_as(representation) != "sequence":
-            held = [second_half(each) for each in held]
-        vectors = whitened(*held)
+        vectors = whitened(*(each[name].to(FORMATS[number_format]).float() for each in self.held))
         fitted, scored = (
-            partial(samples_of, *each, self.lags)
+            partial(samples_of, *each, self.lags, at_target=kept_as(representation) == "sequence")
             for each in zip(vectors, self.ids, self.priors if given == "topic" else (None, None), strict=True)
         )
         n_fitted, n_scored = (second_half(each).numel() for each in self.ids)
@@ -187,17 +189,17 @@ class Decoding:
         return [*rows, Row(of, decay(dict(zip(self.lags, (row.metrics for row in rows), strict=True))))]
 
 
-def samples_of(vectors: Tensor, ids: Tensor, prior: Prior | None, lags: Sequence[int], chosen: Tensor) -> Samples:
+def samples_of(
+    vectors: Tensor, ids: Tensor, prior: Prior | None, lags: Sequence[int], chosen: Tensor, at_target: bool
+) -> Samples:
     """Of windows [N, T], the tokens `lags` before steps of the second half, which have numbers: those `chosen`.
 
-    vectors: [N, T/2, F] of these steps, all that is read there; or [N, T, F], of which the reader of a lag has those at
-    its target.
+    vectors [N, T/2, F] are those of these steps; with `at_target` [N, T, F], of which a reader has that at its target.
     """
     length, half = ids.shape[1], ids.shape[1] // 2
     windows, step = chosen // half, chosen % half
     targets = length - half + step - torch.tensor(lags, device=ids.device)[:, None]
-    whole = vectors.shape[1] == length
-    features = vectors[windows, targets] if whole else vectors[windows, step].unsqueeze(0)
+    features = vectors[windows, targets] if at_target else vectors[windows, step].unsqueeze(0)
     return Samples(features, ids[windows, targets], None if prior is None else prior(windows.unsqueeze(0), targets))
 
 
@@ -223,9 +225,15 @@ def scores(logits: Tensor, targets: Tensor) -> Scores:
 
 @torch.no_grad()
 def hold(model: Any, ids: Tensor) -> Held:
-    """What a model has at each step of windows [N, T]."""
-    parts = [_hold(model, part) for part in ids.split(AT_ONCE)]
-    return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+    """What a model has at each step of windows [N, T]; of one vector, at those of the second half."""
+    held: dict[tuple[str, int], Tensor] = {}
+    for start in range(0, len(ids), AT_ONCE):
+        for name, values in _hold(model, ids[start : start + AT_ONCE]).items():
+            part = values if kept_as(name[0]) == "sequence" else second_half(values)
+            if name not in held:
+                held[name] = part.new_empty(len(ids), *part.shape[1:])
+            held[name][start : start + AT_ONCE] = part
+    return held
 
 
 def _hold(model: Any, ids: Tensor) -> dict[tuple[str, int], Tensor]:
