@@ -11,6 +11,8 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from shutil import rmtree
+from tempfile import mkdtemp
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -20,6 +22,11 @@ if not any(Path("/dev").glob("nvidia[0-9]*")):
     os.environ.setdefault("TRITON_INTERPRET", "1")
 # Some virtual machines announce AMX for bfloat16 products and then die of an illegal instruction. oneDNN reads it once.
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
+
+# What tests tokenize and pack stays out of the user's cache. The first process sets it, the others inherit it.
+if "EMATRACE_CACHE" not in os.environ:
+    os.environ["EMATRACE_CACHE"] = mkdtemp(prefix="ematrace-tests-")
+    atexit.register(rmtree, os.environ["EMATRACE_CACHE"], ignore_errors=True)
 
 # Test processes share the cores: threads that wait for one another by spinning would take them from the other process.
 # The libraries of linear algebra read this when they are imported.
