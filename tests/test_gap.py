@@ -18,7 +18,15 @@ from ematrace.experiments import gap, gap_rates, gap_task
 from ematrace.experiments.base import Context
 from ematrace.experiments.chosen_rates import arm_key, chosen_rate
 from ematrace.experiments.gap_task import SPEN, Arm, matched_width, measure_arm
-from ematrace.experiments.recall import RARE, count_pairs, distance_to_last, in_own_document, pair_codes, recall_rows
+from ematrace.experiments.recall import (
+    RARE,
+    count_pairs,
+    distance_to_last,
+    in_own_document,
+    pair_codes,
+    recall_rows,
+    stretch_rows,
+)
 from ematrace.results import Cell, Metric, collect_provenance, read_file
 from ematrace.spen import SpenForCausalLM
 from ematrace.train.models import build_model
@@ -65,6 +73,7 @@ def test_slices_cover_every_target_once() -> None:
     context_seen, own_document = (distance > 0) | (rng.random((3, 400)) < 0.5), rng.random((3, 400)) < 0.5
     others = {"unigram_nats": 2 * nats}
     rows = recall_rows(nats, distance, count, context_seen, own_document, {"rare": RARE}, others)
+    rows += stretch_rows(nats, distance)
 
     def total(metric: str, **factors: str) -> tuple[float, int]:
         of = [row.metrics[metric] for row in rows if metric in row.metrics and factors.items() <= row.factors.items()]
@@ -162,6 +171,7 @@ def test_an_arm_is_trained_and_scored(tmp_path: Any) -> None:
     assert both / 2 == pytest.approx(everything["nats"].value, rel=0.2)
     assert 0 <= (found["dead_units"] or 0) < 1
     assert 0 < (found["usage_entropy"] or 0) <= 1
+    assert {"text", "stretch"} in [row.factors.keys() for row in rows]
 
 
 def test_chosen_rates_are_those_of_the_recorded_sweeps() -> None:
@@ -221,7 +231,8 @@ def test_other_settings_are_no_part_of_a_sweep() -> None:
 
 
 def test_a_rate_at_which_training_breaks_down_is_the_worst(monkeypatch: pytest.MonkeyPatch) -> None:
-    def break_down(*_: Any) -> None:
+    def break_down(*_: Any, by_stretch: bool) -> None:
+        assert not by_stretch  # which would be most of a sweep's cells
         raise NonFiniteLoss("step 7: the loss is nan")
 
     monkeypatch.setattr(gap_task, "measure_arm", break_down)

@@ -37,6 +37,7 @@ from ematrace.experiments.recall import (
     in_own_document,
     pair_codes,
     recall_rows,
+    stretch_rows,
 )
 from ematrace.models.block import Block
 from ematrace.results import Metric, Row
@@ -125,7 +126,9 @@ Look = Callable[[Any, "ScoredText"], list[Row]]
 SPEN = Arm(**asdict(gap_design.SPEN))
 
 
-def measure_arm(ctx: Context, arm: Arm, size: str, lr: float, look: Look = lambda model, text: []) -> list[Row]:
+def measure_arm(
+    ctx: Context, arm: Arm, size: str, lr: float, look: Look = lambda model, text: [], by_stretch: bool = True
+) -> list[Row]:
     """Train one model and score it; `look` may add rows about the trained model, given the validation text."""
     with TemporaryDirectory(dir=ctx.scratch) as folder:
         trained = train_arm(ctx, arm, size, lr, Path(folder) / "run")
@@ -135,14 +138,14 @@ def measure_arm(ctx: Context, arm: Arm, size: str, lr: float, look: Look = lambd
     parameters = sum(p.numel() for p in model.parameters())
     of_model = {"parameters": number(parameters), "d_ff": number(trained.d_ff)}
     of_model["tokens_per_parameter"] = number(ctx.settings["tokens"] / parameters)
-    scored = scored_rows(ctx, trained.tokenizer, partial(score, model), partial(look, model))
+    scored = scored_rows(ctx, trained.tokenizer, partial(score, model), partial(look, model), by_stretch)
     return [Row({}, of_model | scored[0].metrics), *rows, *scored[1:]]
 
 
 def measure_rate(ctx: Context, arm: Arm, size: str, lr: float) -> list[Row]:
     """For a sweep: a rate at which training breaks down is a result, too."""
     try:
-        return measure_arm(ctx, arm, size, lr)
+        return measure_arm(ctx, arm, size, lr, by_stretch=False)
     except NonFiniteLoss:
         return [Row({}, {SELECTION: Metric(None, unit="nats", better="low")})]
 
@@ -152,9 +155,11 @@ def scored_rows(
     tokenizer: Path,
     score: Callable[[Ids], tuple[NDArray[np.float64], torch.Tensor | None]],
     look: Callable[[ScoredText], list[Row]] = lambda text: [],
+    by_stretch: bool = True,
 ) -> list[Row]:
     """Nats of every text by slice; the first row is of the half of the validation text that rates are chosen on.
 
+    `by_stretch` adds those of stretches of each text: more than half of all rows, which a sweep does without.
     `score` takes windows [N, T+1] and returns the nats of their targets and, for top-k, the use of the units.
     """
     of_model: dict[str, Metric] = {}
@@ -173,6 +178,7 @@ def scored_rows(
         context_seen = distance_to_last(text.windows[:, :-1]) > 0
         others = {"unigram_nats": text.unigram}
         found = recall_rows(nats, text.distance, text.count, context_seen, own_document, bounds, others)
+        found += stretch_rows(nats, text.distance) if by_stretch else []
         rows += [Row({"text": name, **row.factors}, row.metrics) for row in found]
     return [Row({}, of_model), *rows]
 

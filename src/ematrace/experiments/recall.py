@@ -85,7 +85,7 @@ def recall_rows(
     bounds: Mapping[str, int],
     others: Mapping[str, NDArray[np.float64]],
 ) -> list[Row]:
-    """Mean nats of all targets and of each slice, and of stretches of the text.
+    """Mean nats of all targets and of each slice.
 
     context_seen   the token before the target occurred earlier in the window
     own_document   the pair occurred earlier in the same document
@@ -110,11 +110,15 @@ def recall_rows(
         Row({"pair_count": of}, {metric: _mean(nats, part & mask) for metric, part in parts.items()})
         for of, mask in _ranges(count, COUNTS)
     ]
-    # For intervals over the text: a seed's models all read the same one.
+    return rows
+
+
+def stretch_rows(nats: NDArray[np.float64], distance: Ids) -> Iterator[Row]:
+    """Of stretches of the text, for intervals over the text: a seed's models all read the same one."""
+    seen = distance > 0
     masks = {"nats_in_stretch": np.ones_like(seen), "recall_nats_in_stretch": seen}
     for i, at in enumerate(np.array_split(np.arange(len(nats)), min(STRETCHES, len(nats)))):
-        rows.append(Row({"stretch": i}, {name: _mean(nats[at], mask[at]) for name, mask in masks.items()}))
-    return rows
+        yield Row({"stretch": i}, {name: _mean(nats[at], mask[at]) for name, mask in masks.items()})
 
 
 def _mean(nats: NDArray[np.float64], mask: Mask) -> Metric:
