@@ -17,7 +17,16 @@ import torch.nn.functional as F
 from scipy.stats import entropy
 
 from ematrace.baselines.language import UNIGRAM, Unigram
-from ematrace.experiments import gap_130m, gap_rates, gap_second, gap_size_rates, gap_sizes, gap_task, unigram_floor
+from ematrace.experiments import (
+    gap,
+    gap_130m,
+    gap_rates,
+    gap_second,
+    gap_size_rates,
+    gap_sizes,
+    gap_task,
+    unigram_floor,
+)
 from ematrace.experiments.base import Context, Experiment, Point
 from ematrace.experiments.gap_task import SIZES, SPEN, Arm, ScoredText, build_arm, matched_width
 from ematrace.ledger import load_claims
@@ -262,7 +271,7 @@ def test_both_implementations_have_one_curve_from_the_same_weights(arm: Arm, tex
 
 def test_the_second_implementation_is_scored_as_the_first(text: str) -> None:
     factors = {**asdict(Arm("ema")), "size": "toy", "lr": 3e-3}
-    second, first = (measured(e, text, **factors) for e in (gap_second.EXPERIMENT, gap_rates.EXPERIMENT))
+    second, first = (measured(e, text, **factors) for e in (gap_second.EXPERIMENT, gap.EXPERIMENT))
     of_texts = [[row.factors for row in rows if "text" in row.factors] for rows in (second, first)]
     assert of_texts[0] == of_texts[1]
     assert value(second, "nats", text="c4", slice="all") < 2 * math.log(300)
