@@ -230,6 +230,32 @@ def test_codings_that_have_the_papers_figure_are_named() -> None:
     assert "of the paper's .079 in 1 of 2 cases: gru, embedding 128, word dropout .1, – epochs, unknown word." in text
 
 
+def test_predictors_stand_against_the_static_one() -> None:
+    """Of Algorithm 1's block; others are not recorded here."""
+    nats = {"static": (5.0, 5.2), "linear": (5.1, 5.5)}  # differences of .1 and .3
+    files = [
+        make_file(
+            make_row({"nats": value, "unigram_nats": 7.0}, text="validation", slice="all"),
+            experiment="gap_predictors",
+            seed=seed,
+            settings={"tokens": 1},
+            factors={
+                **{"context": "ema_error", "ffn": "topk_ste", "residual": "ffn", "width": "matched"},
+                **{"predictor": predictor, "reads": "inputs" if predictor == "linear" else "traces_now"},
+                **{"query": "slow_trace", "values": "as_read", "size": "ablation"},
+            },
+        )
+        for predictor, values in nats.items()
+        for seed, value in enumerate(values)
+    ]
+    text = write("gap-predictors", made(*files))
+    assert row(text, "static")[0] == "5.10"
+    first, *others = row(text, "linear attention")
+    assert first == "+.200 [\u22121.071, +1.471]"  # .2 and 12.706 * .1414 / sqrt(2) on either side
+    assert others == ["not recorded yet"] * 3
+    assert "2 seeds. The unigram has 7.00 nats." in text
+
+
 class TestChoices:
     """Two standard deviations of the claim's own cells, .90 and .92, are .028."""
 

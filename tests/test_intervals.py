@@ -102,7 +102,7 @@ def test_newcombe_matches_statsmodels(confidence):
 def test_holm_matches_statsmodels():
     multitest = pytest.importorskip("statsmodels.stats.multitest")
     rng = np.random.default_rng(1)
-    for _ in range(5):
+    for _ in range(20):
         p = rng.random(9) ** 3
         assert holm_adjusted(p) == pytest.approx(multitest.multipletests(p, method="holm")[1])
 

@@ -128,8 +128,6 @@ def test_module_with_padding(learned: bool, with_state: bool) -> None:
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("g++") is None, reason="inductor needs a C++ compiler")
 def test_inductor() -> None:
-    """Packed, and without gradients: a whole model is compiled with its own in test_spen_transformers."""
     cu = torch.tensor([0, 4, 4, 70])
     run = lambda x, alphas, state, cu: ema_traces(x, alphas, state, cu, "chunked")  # noqa: E731
-    inputs = torch.randn(1, 70, 3), torch.rand(2), torch.randn(2, 3, 3), cu
-    torch.testing.assert_close(torch.compile(run, fullgraph=True)(*inputs), run(*inputs), rtol=1e-5, atol=1e-5)
+    compare(run, (torch.randn(1, 70, 3), torch.rand(2), torch.randn(2, 3, 3), cu), "inductor")

@@ -16,29 +16,28 @@ COLUMNS = {  # of the feed-forward layer and its width
 }
 
 
-def of(predictor: tuple[str, str], ffn: str, width: str, size: str) -> Factors:
+def of(predictor: tuple[str, str], ffn: str, width: str) -> Factors:
+    """An arm after the paper's 500 steps."""
     kind, reads = predictor
     found: Factors = {"context": "ema_error", "ffn": ffn, "residual": "ffn", "width": width, "predictor": kind}
-    return {**found, "reads": reads, "query": "slow_trace", "values": "as_read", "size": size, **HELD_OUT}
+    return {**found, "reads": reads, "query": "slow_trace", "values": "as_read", "size": "ablation", **HELD_OUT}
 
 
 @table("gap-predictors", EXPERIMENT)
 def predictors(data: ReportData, _: str) -> str:
     """After the paper's 500 steps: nats of the static predictor, and how much more or less the others have."""
     static, *others = PREDICTORS
-    first = [
-        mean(data.table, EXPERIMENT, "nats", of(static, ffn, "matched", "ablation")) for ffn, _ in COLUMNS.values()
-    ]
+    first = [mean(data.table, EXPERIMENT, "nats", of(static, ffn, "matched")) for ffn, _ in COLUMNS.values()]
     lines, used = [(PREDICTORS[static], *first)], []
     for other in others:
         cells = []
         for ffn, width in COLUMNS.values():
             pair = [
-                select(data.table, EXPERIMENT, "nats", of(one, ffn, its_width, "ablation"))
+                select(data.table, EXPERIMENT, "nats", of(one, ffn, its_width))
                 for one, its_width in ((other, width), (static, "matched"))
             ]
             cells.append(difference(*pair))
             used += pair
         lines.append((PREDICTORS[other], *cells))
-    unigram = mean(data.table, EXPERIMENT, "unigram_nats", of(static, "topk_ste", "matched", "ablation"))
+    unigram = mean(data.table, EXPERIMENT, "unigram_nats", of(static, "topk_ste", "matched"))
     return markdown(("predictor", *COLUMNS), lines) + f"\n{seeds_of(used)} The unigram has {unigram} nats.\n"

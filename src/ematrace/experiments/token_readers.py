@@ -78,14 +78,16 @@ class VectorReaders(nn.Module):
 
     def forward(self, samples: Samples) -> Tensor:
         """Logits [L, B, entries]."""
-        prior = self.shares if samples.prior is None else samples.prior
-        return self.read(samples.features) @ self.vectors + prior
+        return self.read(samples.features) @ self.vectors + self._prior(samples)
 
     def nats(self, samples: Samples) -> Tensor:
         """Mean cross-entropy of each reader: [L]."""
-        prior = self.shares if samples.prior is None else samples.prior
+        prior = self._prior(samples)
         compute = _compiled_cross_entropies() if prior.is_cuda else cross_entropies
         return compute(self.read(samples.features), self.vectors, prior, samples.targets).mean(1)
+
+    def _prior(self, samples: Samples) -> Tensor:
+        return self.shares if samples.prior is None else samples.prior
 
 
 def cross_entropies(read: Tensor, vectors: Tensor, prior: Tensor, targets: Tensor) -> Tensor:
