@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 from ematrace.train import NonFiniteLoss, TrainConfig, build_model, train
 from ematrace.train.batches import MicroBatch
-from ematrace.train.distributed import World
+from ematrace.train.compile_check import refuse_miscompiled
+from ematrace.train.distributed import World, distribute
 from ematrace.train.loss import LanguageModelLoss
 from ematrace.train.optimiser import build_optimiser
 from ematrace.train.step import AHEAD, Gradients, GraphedStep, PlainStep, build_step
@@ -166,3 +167,23 @@ def test_defaults_compile_and_capture(text: Path, tmp_path: Path) -> None:
     assert result.validation_cross_entropy is not None
     assert result.uniform_cross_entropy is not None
     assert result.validation_cross_entropy < result.uniform_cross_entropy
+
+
+@pytest.mark.parametrize(
+    ("preset", "overrides"),
+    [("gpt2-tiny", ("n_inner=1112",)), ("skeleton-tiny", ("mixer=attention", "ffn=dense", "d_ff=1112"))],
+)
+def test_rows_that_a_compiler_would_pad_have_their_gradients(preset: str, overrides: tuple[str, ...]) -> None:
+    """Rows of more than 1,024 elements that are no multiple of 128 bytes."""
+    torch.manual_seed(0)
+    of = gradients(build_model(preset, VOCABULARY, 0, overrides, length=128))
+    batch = [micro.to(of.world.device) for micro in batches()[0]]
+    found = []
+    for compiled in (False, True):
+        distribute(of.loss, of.world, "ddp", bfloat16=True, compiled=compiled)
+        of.optimiser.zero_grad(set_to_none=True)
+        of.compute(batch)
+        found.append([p.grad.clone() for p in of.model.parameters() if p.grad is not None])
+    for expected, ours in zip(*found, strict=True):
+        assert float((ours - expected).norm()) < 0.05 * float(expected.norm()) + 1e-6
+    refuse_miscompiled(of, *SHAPE[1:], VOCABULARY)

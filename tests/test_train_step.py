@@ -24,6 +24,7 @@ from ematrace.train import loop as training_loop
 from ematrace.train import run as training_run
 from ematrace.train.batches import MicroBatch, read_ahead
 from ematrace.train.checkpoints import list_checkpoints
+from ematrace.train.compile_check import refuse_miscompiled
 from ematrace.train.distributed import World
 from ematrace.train.optimiser import parameter_groups
 from ematrace.train.step import AHEAD, Gradients, GraphedStep, PlainStep, _Slot, build_step, graph_obstacle
@@ -352,3 +353,33 @@ def test_a_replayed_run_stops_before_an_update_that_is_not_finite(
     with pytest.raises(NonFiniteLoss, match=r"step 2: the .* is .*; stopped before the update, there is no checkpoint"):
         train(config)
     assert [step for (step,) in curve(config.out, "step")] == [1]
+
+
+class Miscompiled(Bigrams):
+    """Its gradient is `factor` times as large where a compiler reads the code."""
+
+    factor = 1.0
+
+    def forward(self, ids: Tensor, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor]:
+        loss, cross_entropy = super().forward(ids.clamp(max=BAD - 1), cu_seqlens)
+        if torch.compiler.is_compiling():
+            loss = loss + (self.factor - 1) * (loss - loss.detach())  # the same loss
+        return loss, cross_entropy
+
+
+@pytest.mark.parametrize("factor", [1.0, 3.0, 0.0, torch.nan])
+def test_a_model_whose_gradient_changes_when_it_is_compiled_is_refused(factor: float) -> None:
+    of = gradients()
+    model: Any = Miscompiled().eval()
+    model.factor = factor
+    of = replace(of, loss=model, model=model, optimiser=torch.optim.AdamW(model.parameters()))
+    model.compile(backend="eager")
+    before, drawn = [p.clone() for p in model.parameters()], torch.get_rng_state()
+    if factor == 1.0:
+        refuse_miscompiled(of, sequences=16, length=4, entries=BAD)
+    else:
+        with pytest.raises(ValueError, match=r"^compile: torch .* compiles this model wrongly: .*--compile False$"):
+            refuse_miscompiled(of, sequences=16, length=4, entries=BAD)
+    assert all(map(torch.equal, model.parameters(), before))
+    assert torch.equal(torch.get_rng_state(), drawn)
+    assert all(p.grad is None for p in model.parameters())

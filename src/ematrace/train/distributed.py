@@ -19,6 +19,9 @@ from ematrace.train.config import Parallel
 
 # The first process reads and packs the text while the others wait.
 PATIENCE = timedelta(hours=2)
+COMPILE_OPTIONS = {"comprehensive_padding": False}
+"""Inductor lengthens rows of its buffers to a multiple of 128 bytes and may read back what it never wrote: issue 194281
+of pytorch, and gradients of a GPT-2 whose feed-forward layer has 3,368 units. Usual widths need no such padding."""
 
 
 @dataclass(frozen=True)
@@ -126,12 +129,12 @@ def distribute(loss: nn.Module, world: World, parallel: Parallel, *, bfloat16: b
         policy = MixedPrecisionPolicy(param_dtype=half, reduce_dtype=torch.float32 if bfloat16 else None)
         for block in blocks_of(loss):
             if compiled:  # between the gathers of its weights and not across them
-                block.compile()
+                block.compile(options=COMPILE_OPTIONS)
             fully_shard(block, mesh=mesh, mp_policy=policy)
         fully_shard(loss, mesh=mesh, mp_policy=policy)
         return loss
     if compiled:
-        loss.compile()
+        loss.compile(options=COMPILE_OPTIONS)
     if world.size == 1:
         return loss
     from torch.nn.parallel import DistributedDataParallel

@@ -22,6 +22,7 @@ from ematrace.sharing import shared_processors
 from ematrace.text import open_source
 from ematrace.text.held_out import HeldOut
 from ematrace.train import checkpoints, metrics, state, summary
+from ematrace.train.compile_check import refuse_miscompiled
 from ematrace.train.config import (
     Precision,
     Recipe,
@@ -178,6 +179,8 @@ def _set_up(
     gradients = Gradients(
         wrapped, model, build_optimiser(model, config, world.device), config.clip, bfloat16=bfloat16, world=world
     )
+    if compiled:
+        refuse_miscompiled(gradients, recipe.micro_batch, recipe.length, entries)
     run = Run(
         config=config,
         recipe=recipe,
