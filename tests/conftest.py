@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import atexit
+import functools
 import gc
 import inspect
+import itertools
 import os
+import platform
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -98,6 +101,26 @@ def interpret_faster(interpreter: Any) -> None:
     interpreter._patch_builtin = patch_builtin
     if not builder.options.debug:
         builder.options = replace(builder.options, sanitize_overflow=False)
+
+
+@pytest.fixture
+def inductor(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Inductor as users have it, less what changes no instruction of the compiled program.
+
+    That is line numbers for a debugger, processes beside this one that import torch only to wait for the C++ compiler,
+    and trying weaker vector instructions after stronger ones were found to work: it takes the strongest.
+    """
+    from torch._inductor import config, cpu_vec_isa
+
+    if platform.machine() == "x86_64" and "ATEN_CPU_CAPABILITY" not in os.environ:
+        with suppress(AttributeError):  # another version of torch
+            here = cpu_vec_isa.x86_isa_checker()
+            known = [isa for isa in cpu_vec_isa.supported_vec_isa_list if {*str(isa).split()} <= {*here}]
+            strongest = functools.cache(lambda: [*itertools.islice(filter(None, known), 1)])
+            monkeypatch.setattr(cpu_vec_isa, "valid_vec_isa_list", strongest)
+    options = {"compile_threads": 1, "aot_inductor.enable_line_tables": False}
+    with config.patch({name: value for name, value in options.items() if name in config._config}):
+        yield
 
 
 WORDS = tuple(f"w{i}" for i in range(14))

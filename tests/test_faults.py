@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import random
 import signal
-import subprocess
 import sys
 import time
 from collections import Counter
@@ -15,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from ematrace.results import read_file
+from fork_support import run_forked
 
 SCRIPTS = Path(__file__).resolve().parents[1] / "scripts"
 sys.path.insert(0, str(SCRIPTS))
@@ -25,15 +25,9 @@ from fault_trials.outcomes import FAILURES, GOOD, SKIPPED, Ended, Outcome  # noq
 
 
 def test_short_campaign_has_no_failure() -> None:
-    done = subprocess.run(
-        [sys.executable, str(SCRIPTS / "faults.py"), "--short"],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
-    assert "\n0 failures in " in done.stdout
+    code, out, err = run_forked(SCRIPTS / "faults.py", "--short")
+    assert code == 0, out[-4000:] + err[-2000:]
+    assert "\n0 failures in " in out
 
 
 def outcome_of(work: Callable[[], Outcome], folder: Path, seconds: float = 20) -> Outcome:

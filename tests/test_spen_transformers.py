@@ -341,6 +341,7 @@ def test_compiles_without_graph_breaks(predictor: str, reads: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("g++") is None, reason="inductor needs a C++ compiler")
+@pytest.mark.usefixtures("inductor")
 def test_compiled_by_inductor_is_the_same() -> None:
     model = build(n_layers=1).train()
     ids = draw(2, 40)

@@ -127,6 +127,7 @@ def test_module_with_padding(learned: bool, with_state: bool) -> None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("g++") is None, reason="inductor needs a C++ compiler")
+@pytest.mark.usefixtures("inductor")
 def test_inductor() -> None:
     cu = torch.tensor([0, 4, 4, 70])
     run = lambda x, alphas, state, cu: ema_traces(x, alphas, state, cu, "chunked")  # noqa: E731

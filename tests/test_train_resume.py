@@ -21,6 +21,7 @@ from ematrace.evaluation import model_folder
 from ematrace.train import DamagedCheckpoint, NonFiniteLoss, TrainConfig, build_model, train
 from ematrace.train.checkpoints import list_checkpoints, newest, prune, verify, write_folder
 from ematrace.train.state import AVERAGES, model_tensors, optimiser_tensors, read_model, read_optimiser
+from fork_support import run_forked
 from train_support import (
     GPT2,
     VOCABULARY,
@@ -28,9 +29,8 @@ from train_support import (
     as_json,
     curve,
     digest,
-    finish,
+    environment,
     no_file_larger_than,
-    start,
     tiny_config,
     write_text,
 )
@@ -110,7 +110,8 @@ def disturbed(text: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Pat
     """Runs in processes of their own that were killed, or asked to stop."""
     folder = tmp_path_factory.mktemp("disturbed")
     config = tiny_config(text, folder / "unused", tokens=16 * 64, checkpoint_every=2)
-    code, out, err = finish(start("train_killer.py", as_json(config), str(folder), "20", "0"), timeout=300)
+    killer = Path(__file__).with_name("train_killer.py")
+    code, out, err = run_forked(killer, as_json(config), str(folder), "20", "0", env=environment())
     assert code == 0, err
     return folder, json.loads(out.splitlines()[-1])
 
