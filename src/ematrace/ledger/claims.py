@@ -7,6 +7,7 @@ import re
 import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from functools import cache
 from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -305,15 +306,20 @@ def load_claims(path: str | Path | None = None) -> Claims:
     C02 Traces alone (2048-d) beat the activation within grammar, on transfer and on deep roles.
     """
     if path is None:
-        name = "claims.toml"
-        text = resources.files("ematrace.ledger").joinpath(name).read_text(encoding="utf-8")
-    else:
-        name = str(path)
-        try:
-            text = Path(path).read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise ClaimsError(f"{name}: {one_line(error)}") from error
+        return _claims_of_the_paper()
+    name = str(path)
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ClaimsError(f"{name}: {one_line(error)}") from error
     return parse_claims(text, name)
+
+
+@cache
+def _claims_of_the_paper() -> Claims:
+    """Read once: the file comes with the package, and parsing it takes a tenth of a second."""
+    name = "claims.toml"
+    return parse_claims(resources.files("ematrace.ledger").joinpath(name).read_text(encoding="utf-8"), name)
 
 
 def parse_claims(text: str, source: str = "claims") -> Claims:
