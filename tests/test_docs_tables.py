@@ -15,7 +15,7 @@ import pytest
 
 from cells_support import make_file, make_row, make_table, recorded_cells
 from ematrace.analysis.choices import Quantity, change_of, under_choice
-from ematrace.analysis.gap_design import CHAIN, STEP_ENDS
+from ematrace.analysis.gap_design import CHAIN, EMA, STEP_ENDS
 from ematrace.ledger import build_ledger, load_claims
 from ematrace.report.data import ReportData
 from ematrace.report.sections.choices import choices as choices_section
@@ -254,6 +254,34 @@ def test_predictors_stand_against_the_static_one() -> None:
     assert first == "+.200 [\u22121.071, +1.471]"  # .2 and 12.706 * .1414 / sqrt(2) on either side
     assert others == ["not recorded yet"] * 3
     assert "2 seeds. The unigram has 7.00 nats." in text
+
+
+def test_two_implementations_are_compared_seed_by_seed() -> None:
+    """.01 and .03 apart; the third seed of the second has no partner."""
+    first = [run(EMA, seed, 3.8, 3.8) for seed in range(2)]
+    second = [run(EMA, seed, x, x, experiment="gap_second") for seed, x in enumerate((3.81, 3.83, 9.0))]
+    held_out, *_ = write("gap-second", made(*sweep([EMA]), *first, *second)).splitlines()[2:]
+    assert held_out == "| ema | held-out text | +.020 [\u2212.107, +.147] | undecided, 2 seeds |"  # 12.706 * .01
+
+
+def test_decoded_tokens_have_accuracy_and_gain() -> None:
+    spen = {"context": "ema_error", "size": "2m"}
+    slow = {"representation": "slow", "number_format": "float32", "given": "topic", "reader": "mlp"}
+    rows = [
+        make_row({"accuracy": 0.05}, reader="topic", lag=1),
+        make_row({"accuracy": 0.25, "gain_nats": 1.5}, **slow, lag=1),
+        make_row({"accuracy": 0.2, "gain_nats": 1.2}, **{**slow, "number_format": "bfloat16"}, lag=1),
+        make_row({"accuracy": 0.1, "gain_nats": 0.5}, **{**slow, "reader": "linear"}, lag=1),
+        make_row({"accuracy": 0.3, "gain_nats": 2.5}, **{**slow, "given": "nothing"}, lag=1),
+        make_row(
+            {"accuracy": 1.0, "gain_nats": 6.0}, **{**slow, "given": "nothing", "representation": "sequence"}, lag=1
+        ),
+    ]
+    text = write("trace-decoding", made(*runs("trace_decoding", [rows, rows], **spen)))
+    assert row(text, "*the window's other tokens as counts*")[:2] == [".050", "not recorded yet"]
+    assert row(text, "slow trace, one vector")[0] == ".250 / 1.50"
+    assert row(text, "slow traces, sequence")[0] == "1.000 / 6.00"
+    assert "2 seeds." in text
 
 
 class TestChoices:

@@ -1,6 +1,6 @@
 """The tables of docs/ that recorded cells decide: `TABLES` has a function for each, by the name of its markers."""
 
-from doc_tables import choices, gap, networks, predictors, readme, small_scale
+from doc_tables import choices, decoding, gap, networks, predictors, readme, small_scale
 from doc_tables.blocks import TABLES, changed_blocks, marked, rewrite
 from doc_tables.picture import chain_picture
 
@@ -9,6 +9,7 @@ __all__ = [
     "chain_picture",
     "changed_blocks",
     "choices",
+    "decoding",
     "gap",
     "marked",
     "networks",
