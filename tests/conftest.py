@@ -83,13 +83,19 @@ def pytest_collection_finish() -> None:
 
 
 def interpret_faster(interpreter: Any) -> None:
-    """Spare Triton's interpreter half of its time: what it does again and again, or for nothing.
+    """Spare Triton's interpreter more than half of its time: what it does again and again, or for nothing.
 
-    It looks through its language for builtins at every call of a helper; here once, and the same are replaced. And it
-    looks for integers that overflow, only to tell nobody unless `debug` is on.
+    It looks through its language for builtins at every launch; here once, and the same are replaced. It replaces them
+    at every call of a helper, where the kernel's launch has done it. It writes the table of its types at every look
+    into it. And it looks for integers that overflow, only to tell nobody unless `debug` is on.
     """
     builder, is_builtin = interpreter.interpreter_builder, interpreter.tl.core.is_builtin
+    scopes, patch_lang, languages = interpreter._LangPatchScope, interpreter._patch_lang, interpreter.tl
+    restore, np_dtype_of = scopes.restore, interpreter._get_np_dtype
+    np_dtype_of_scalar = functools.cache(np_dtype_of)
     names: dict[Any, list[str]] = {}
+    seen: dict[Any, set[Any]] = {}
+    replaced: set[Any] = set()
 
     def patch_builtin(pkg: Any, builder: Any, scope: Any) -> None:
         if pkg not in names:
@@ -98,7 +104,27 @@ def interpret_faster(interpreter: Any) -> None:
             if is_builtin(member := getattr(pkg, name)):
                 interpreter._patch_attr(pkg, name, member, builder, scope)
 
+    def patch_lang_once(fn: Any) -> Any:
+        if fn not in seen:
+            seen[fn] = {lang for lang in (languages, languages.core) if any(v is lang for v in fn.__globals__.values())}
+        if seen[fn] and seen[fn] <= replaced:
+            return scopes()
+        scope = patch_lang(fn)
+        replaced.update(seen[fn])
+        return scope
+
+    def restore_all(scope: Any) -> None:
+        replaced.clear()
+        restore(scope)
+
+    def np_dtype(dtype: Any) -> Any:
+        if isinstance(dtype, languages.block_type):
+            dtype = dtype.element_ty
+        return np_dtype_of_scalar(dtype) if type(dtype) is languages.dtype else np_dtype_of(dtype)
+
     interpreter._patch_builtin = patch_builtin
+    interpreter._patch_lang, scopes.restore = patch_lang_once, restore_all
+    interpreter._get_np_dtype = np_dtype
     if not builder.options.debug:
         builder.options = replace(builder.options, sanitize_overflow=False)
 
