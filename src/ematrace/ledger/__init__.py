@@ -8,11 +8,10 @@ from ematrace.ledger.claims import (
     Control,
     Direction,
     PaperFigure,
-    load_claims,
-    parse_claims,
 )
 from ematrace.ledger.own import keep_claims, with_kept_claims, with_own_claims
 from ematrace.ledger.predicates import Check, check_direction, check_figure, tolerance_band
+from ematrace.ledger.reading import load_claims, parse_claims
 from ematrace.ledger.verdicts import (
     VERDICTS,
     Finding,

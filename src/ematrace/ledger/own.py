@@ -7,7 +7,8 @@ from collections.abc import Collection
 from pathlib import Path
 
 from ematrace.files import write_atomically
-from ematrace.ledger.claims import Claims, ClaimsError, load_claims, parse_claims
+from ematrace.ledger.claims import Claims, ClaimsError
+from ematrace.ledger.reading import load_claims, parse_claims
 
 FILE = "claims.toml"
 

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from ematrace.intervals import holm_adjusted
-from ematrace.ledger.claims import Claim, Claims, Direction, load_claims
+from ematrace.ledger.claims import Claim, Claims, Direction
 from ematrace.ledger.predicates import Check, Lookup, check_direction, check_figure, compare_points
+from ematrace.ledger.reading import load_claims
 from ematrace.results import AmbiguousSelection, Interval, Selection, Selector, Table
 from ematrace.results.sample import CONFIDENCE
 
