@@ -339,28 +339,6 @@ def test_a_stop_ends_all_processes_and_keeps_what_was_done(away, way, module):
     assert {unit.factors["width"] for unit in make_plan(squares(seeds=1)).to_run} == {100, 101}
 
 
-def test_experiments_run_without_the_dependencies_of_the_command_line(away):
-    """As on a GPU machine: no tyro, datasets, conllu or ray."""
-    write_own(away)
-    code = """
-import sys
-
-for name in ("tyro", "datasets", "ray", "conllu"):
-    sys.modules[name] = None
-from ematrace.experiments import EXPERIMENTS
-from ematrace.experiments.__main__ import main
-
-assert all(EXPERIMENTS[name].name == name for name in EXPERIMENTS)
-main(["./squares.py", "--out", "out", "--jobs", "1"])
-"""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode == 0, done.stderr
-    assert len(files_in(away / "out")) == 2
-    assert [line.rpartition(": ")[2] for line in done.stdout.splitlines()] == [
-        f"out/squares/width-{width}_seed-0_cpu.json" for width in (2, 3)
-    ]
-
-
 def test_a_failed_unit_makes_the_exit_code_1(away):
     write_own(away, widths="[2, 13]")
     command = [sys.executable, "-m", "ematrace.experiments", "./squares.py", "--out", "out"]
