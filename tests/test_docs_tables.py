@@ -277,11 +277,13 @@ def test_decoded_tokens_have_accuracy_and_gain() -> None:
             {"accuracy": 1.0, "gain_nats": 6.0}, **{**slow, "given": "nothing", "representation": "sequence"}, lag=1
         ),
     ]
-    text = write("trace-decoding", made(*runs("trace_decoding", [rows, rows], **spen)))
+    data = made(*runs("trace_decoding", [rows, rows], **spen))
+    text = write("trace-decoding", data)
     assert row(text, "*the window's other tokens as counts*")[:2] == [".050", "not recorded yet"]
     assert row(text, "slow trace, one vector")[0] == ".250 / 1.50"
     assert row(text, "slow traces, sequence")[0] == "1.000 / 6.00"
     assert "2 seeds." in text
+    assert "the slow trace alone in .250, not recorded yet and not recorded yet;" in write("readme-tokens", data)
 
 
 class TestChoices:

@@ -30,3 +30,21 @@ def trace_decoding(data: ReportData, _: str) -> str:
     lines += [(REPRESENTATIONS[held], *by_lag(read_from(held), "accuracy", "gain_nats")) for held in HELD]
     used = [select(data.table, EXPERIMENT, "accuracy", {**read_from(held), "lag": 1}) for held in HELD]
     return markdown(("read from", *(f"{lag} back" for lag in LAGS)), lines) + f"\n{seeds_of(used)}\n"
+
+
+@table("readme-tokens", EXPERIMENT)
+def readme_tokens(data: ReportData, _: str) -> str:
+    """One sentence of the same cells."""
+
+    def accuracies(where: Factors, *lags: int) -> str:
+        found = [mean(data.table, EXPERIMENT, "accuracy", {**where, "lag": lag}) for lag in lags]
+        return " and ".join([", ".join(found[:-1]), found[-1]] if len(found) > 1 else found)
+
+    topic = accuracies({**SPEN, "reader": "topic"}, 32)
+    return (
+        "In a trained SPEN of 2M parameters a reader of its first block's three traces names the token 1, 4 and 32 "
+        f"steps back in {accuracies(read_from('traces'), 1, 4, 32)} of cases, one of the slow trace alone in "
+        f"{accuracies(read_from('slow'), 1, 4, 32)}; knowing the window's other tokens but not their places gives "
+        f"{topic} (C29). A reader of two neighbouring slow traces names the token between them in "
+        f"{accuracies(read_from('sequence'), 1, 256)}, 1 and 256 steps back.\n"
+    )
