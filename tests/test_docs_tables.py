@@ -261,7 +261,7 @@ def test_two_implementations_are_compared_seed_by_seed() -> None:
     first = [run(EMA, seed, 3.8, 3.8) for seed in range(2)]
     second = [run(EMA, seed, x, x, experiment="gap_second") for seed, x in enumerate((3.81, 3.83, 9.0))]
     held_out, *_ = write("gap-second", made(*sweep([EMA]), *first, *second)).splitlines()[2:]
-    assert held_out == "| ema | held-out text | +.020 [\u2212.107, +.147] | undecided, 2 seeds |"  # 12.706 * .01
+    assert held_out == "| held-out text | ema | +.020 (\u2212.107 to .147) | undecided | 2 |"  # 12.706 * .01
 
 
 def test_decoded_tokens_have_accuracy_and_gain() -> None:

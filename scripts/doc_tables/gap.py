@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from doc_tables.blocks import markdown, table, with_interval
-from ematrace.analysis.second import MARGIN, SECOND, Agreement, agreements
+from doc_tables.blocks import markdown, table
 from ematrace.report.data import ReportData
-from ematrace.report.formatting import plural
-from ematrace.report.gap import GapData, text_name
-from ematrace.report.gap_findings import NOT_RECORDED, chain_rows, details, findings, place_rows, share_rows
+from ematrace.report.gap_findings import (
+    NOT_RECORDED,
+    chain_rows,
+    details,
+    findings,
+    place_rows,
+    second_rows,
+    share_rows,
+)
 
 
 @table("gap-findings")
@@ -35,21 +40,9 @@ def gap_shares(data: ReportData, block: str) -> str:
     return _table_of(share_rows(data))
 
 
-@table("gap-second", SECOND)
+@table("gap-second")
 def gap_second(data: ReportData, block: str) -> str:
-    """The second implementation minus the first, seed by seed."""
-    scores = GapData(data).scores
-    lines = [
-        (one.arm.text, text_name(text), with_interval(one.difference.mean, one.difference.interval), verdict(one))
-        for text in scores.texts
-        for one in agreements(data.table, scores, text)
-        if one.difference.interval is not None
-    ]
-    return markdown(("arm", "text", "second minus first, nats", f"within ±{MARGIN:g} nats"), lines)
-
-
-def verdict(one: Agreement) -> str:
-    return f"{one.verdict}, {plural(len(one.difference.values), 'seed')}"
+    return _table_of(second_rows(data))
 
 
 def _table_of(found: tuple[list[str], list[list[str]]] | None) -> str:

@@ -12,6 +12,7 @@ from ematrace.analysis.gap import SPREAD, Chain, Ratio, RecallShare, Shares, Ste
 from ematrace.analysis.gap_design import SPEN, STEP_ENDS, ArmFactors, step_name
 from ematrace.analysis.gap_places import CHANGES as PLACES
 from ematrace.analysis.gap_places import build_places, context_name
+from ematrace.analysis.second import MARGIN, agreements
 from ematrace.report.data import ReportData
 from ematrace.report.formatting import number
 from ematrace.report.gap import (
@@ -288,3 +289,21 @@ def chain_rows(data: ReportData) -> tuple[list[str], list[list[str]]] | None:
             row += _cells_of((*chain.steps, chain.whole)[i])
         rows.append(row)
     return heads, rows
+
+
+def second_rows(data: ReportData) -> tuple[list[str], list[list[str]]] | None:
+    """A second implementation against the first, by text and arm; None where it has no arm of theirs on two seeds."""
+    gap = data.derived(GapData)
+    rows = [
+        [
+            text_name(text),
+            one.arm.text,
+            with_interval(one.difference, signed=True),
+            one.verdict,
+            str(len(one.difference.values)),
+        ]
+        for text in gap.scores.texts
+        for one in agreements(data.table, gap.scores, text)
+    ]
+    heads = ["text", "arm", "second implementation minus first, nats", f"within ±{MARGIN:g} nats", "seeds"]
+    return (heads, rows) if rows else None

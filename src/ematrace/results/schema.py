@@ -64,12 +64,12 @@ class Metric(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
     sentences. An interval within one seed rests on it."""
 
     def __post_init__(self) -> None:
-        numbers = (*self.repetitions, *(() if self.value is None else (self.value,)))
-        for number in map(float, numbers):
-            if not math.isfinite(number):
+        for value in self.repetitions if self.value is None else (*self.repetitions, self.value):
+            if SMALLEST <= abs(value) <= LARGEST or value == 0:  # nearly all of the thousands
+                continue
+            if not math.isfinite(number := float(value)):
                 raise ValueError("not a finite number; a missing value is null")
-            if number and not SMALLEST <= abs(number) <= LARGEST:
-                raise ValueError(f"{number} is neither 0 nor between {SMALLEST:g} and {LARGEST:g} in size")
+            raise ValueError(f"{number} is neither 0 nor between {SMALLEST:g} and {LARGEST:g} in size")
         if self.unit == "accuracy" and self.value is not None and not 0.0 <= self.value <= 1.0:
             raise ValueError(f"an accuracy of {self.value} lies outside [0, 1]")
         if self.n_effective is not None and (self.n is None or self.n_effective > self.n):

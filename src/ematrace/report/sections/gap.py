@@ -22,7 +22,6 @@ from ematrace.analysis.gap_design import (
     ArmFactors,
 )
 from ematrace.analysis.gap_scores import EXPERIMENT, MAIN, SWEEP, sweeps
-from ematrace.analysis.second import MARGIN, agreements
 from ematrace.report.data import ReportData
 from ematrace.report.formatting import interval, number, over_seeds, plural
 from ematrace.report.gap import (
@@ -36,6 +35,7 @@ from ematrace.report.gap import (
     text_name,
     with_interval,
 )
+from ematrace.report.gap_findings import second_rows
 from ematrace.report.parts import Block, Content, DataTable, Fold, Paragraph, code, plain_table
 from ematrace.report.sections.gap_trend import trend
 from ematrace.report.tables import Header, measure_table
@@ -338,15 +338,8 @@ def _slice(gap: GapData, arm: ArmFactors, text: str, part: str) -> str:
 
 def second_table(gap: GapData) -> Content | None:
     """Do two implementations of an arm agree?"""
-    if not gap.scores.texts:
-        return None
-    rows: list[list[Content]] = [
-        [f"{one.arm.text}, {text_name(text)}", with_interval(one.difference, signed=True), one.verdict]
-        for text in gap.scores.texts
-        for one in agreements(gap.data.table, gap.scores, text)
-    ]
-    heads = ["arm", "second implementation minus first, nats", f"within ±{MARGIN:g} nats"]
-    return plain_table(heads, rows, "Two implementations of the same arm") if rows else None
+    found = second_rows(gap.data)
+    return None if found is None else plain_table(*found, "Two implementations of the same arm")
 
 
 def _rates(data: ReportData) -> Iterator[Content]:

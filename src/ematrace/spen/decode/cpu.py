@@ -75,7 +75,8 @@ class CpuDecoder:
         self._shared.claimed.fill(0)
         self._shared.finished.fill(0)
         logits = torch.empty(len(ids), self._layout.vocabulary)
-        numbers = ids.numpy(), state.numpy(), logits.numpy()
+        # Contiguous, else numba would compile the kernel a second time for strides.
+        numbers = ids.contiguous().numpy(), state.numpy(), logits.numpy()
         others = (
             [] if self._others is None else [self._others.submit(self._run, p, *numbers) for p in self._private[1:]]
         )
