@@ -45,7 +45,7 @@ def gradient_of_the_last_state_dropped(numba_scan: Any) -> None:
     with_arguments(numba_scan, "backward", G=lambda G: G.__imul__(0))
 
 
-@defect("traces.triton_scan", "test_kernels_edges.py", "error_does_not_grow")
-def rounding_error_not_carried_on(triton_scan: Any) -> None:
+@defect("traces.triton_kernels", "test_kernels_edges.py", "error_does_not_grow")
+def rounding_error_not_carried_on(triton_kernels: Any) -> None:
     """The state is summed without its compensation: the error grows with the number of tiles."""
-    with_result(triton_scan, "_carried", lambda found: (found[0], found[1] * 0.0))
+    with_result(triton_kernels, "_carried", lambda found: (found[0], found[1] * 0.0))
