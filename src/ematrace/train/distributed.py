@@ -20,8 +20,9 @@ from ematrace.train.config import Parallel
 # The first process reads and packs the text while the others wait.
 PATIENCE = timedelta(hours=2)
 COMPILE_OPTIONS = {"comprehensive_padding": False}
-"""Inductor lengthens rows of its buffers to a multiple of 128 bytes and may read back what it never wrote: issue 194281
-of pytorch, and gradients of a GPT-2 whose feed-forward layer has 3,368 units. Usual widths need no such padding."""
+"""On GPUs inductor lengthens rows of more than 1,024 elements to a multiple of 128 bytes, and may read back what it
+never wrote: issue 194281 of pytorch, fixed there by 192575, and probably the gradients of a GPT-2 whose feed-forward
+layer has 3,368 units. Usual widths need no such padding."""
 
 
 @dataclass(frozen=True)
