@@ -37,3 +37,10 @@ def test_the_interval_over_seeds_decides(by: float, spread: float, verdict: str)
 @pytest.mark.parametrize("change", [{"lr": 0.008}, {"settings": {"tokens": 1, "vocab_size": 8192}}])
 def test_runs_of_another_rate_or_other_settings_are_not_compared(change: dict[str, Any]) -> None:
     assert not found([run(EMA, seed, 4.0, 4.0, experiment="gap_second", **change) for seed in SEEDS])
+
+
+def test_two_seeds_that_are_alike_by_chance_are_too_few() -> None:
+    (one,) = found([run(EMA, seed, 4.01 + 0.1 * seed, 4.05 + 0.1 * seed, experiment="gap_second") for seed in (0, 1)])
+    assert one.verdict == "too few seeds"
+    assert one.on_recall.mean == pytest.approx(0.05)
+    assert one.difference.mean == pytest.approx(0.2 * 0.05 + 0.8 * 0.01)  # a fifth of the tokens repeat a pair

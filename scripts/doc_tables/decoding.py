@@ -1,50 +1,59 @@
-"""docs/gap.md: which token stood k steps back, read from what a trained model holds."""
+"""README.md and docs/gap.md: which token stood k steps back, read from what a trained model holds."""
 
 from __future__ import annotations
 
-from doc_tables.blocks import markdown, mean, seeds_of, select, table
+from collections.abc import Iterator
+from itertools import product
+
+from doc_tables.blocks import NOT_RECORDED, markdown, mean, seeds_of, select, table
 from ematrace.report.data import ReportData
-from ematrace.report.sections.trace_tokens import BASELINES, BEST, EXPERIMENT, REPRESENTATIONS, SEQUENCES
-from ematrace.results import Factors
+from ematrace.report.formatting import number
+from ematrace.report.sections.trace_tokens import BASELINES, EXPERIMENT, READERS, REPRESENTATIONS, SEQUENCES
+from ematrace.results import Factors, Selection
 
 LAGS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 SPEN: Factors = {"context": "ema_error", "size": "2m"}
 HELD = ("slow", "traces", "state", "sequence")
 
 
-def read_from(held: str) -> Factors:
-    """In float32, by the reader with a hidden layer; one vector's is also told what the window's other tokens tell."""
-    given = "nothing" if held in SEQUENCES else "topic"
-    return {**SPEN, "representation": held, "number_format": "float32", "given": given, "reader": BEST}
+def read_by(data: ReportData, held: str, metric: str, lag: int) -> Iterator[Selection]:
+    """Every reader of it in float32: linear and with a hidden layer, alone and told what the baseline says."""
+    for given, reader in product(("nothing",) if held in SEQUENCES else ("nothing", "topic"), READERS):
+        where: Factors = {**SPEN, "representation": held, "number_format": "float32", "given": given}
+        if (found := select(data.table, EXPERIMENT, metric, {**where, "reader": reader, "lag": lag})) is not None:
+            yield found
+
+
+def best(data: ReportData, held: str, metric: str, lag: int) -> str:
+    """The highest mean of these readers: what can be read is at least that."""
+    found = [selection.sample.mean for selection in read_by(data, held, metric, lag)]
+    return number(max(found)) if found else NOT_RECORDED
+
+
+def baseline(data: ReportData, reader: str, lag: int) -> str:
+    return mean(data.table, EXPERIMENT, "accuracy", {**SPEN, "reader": reader, "lag": lag})
 
 
 @table("trace-decoding", EXPERIMENT)
 def trace_decoding(data: ReportData, _: str) -> str:
     """SPEN: accuracy and, behind the stroke, the gain in nats over the window's other tokens."""
-
-    def by_lag(where: Factors, *metrics: str) -> list[str]:
-        found = [[mean(data.table, EXPERIMENT, metric, {**where, "lag": lag}) for metric in metrics] for lag in LAGS]
-        return [" / ".join(cells) for cells in found]
-
-    lines = [(f"*{label}*", *by_lag({**SPEN, "reader": reader}, "accuracy")) for reader, label in BASELINES.items()]
-    lines += [(REPRESENTATIONS[held], *by_lag(read_from(held), "accuracy", "gain_nats")) for held in HELD]
-    used = [select(data.table, EXPERIMENT, "accuracy", {**read_from(held), "lag": 1}) for held in HELD]
+    lines = [(f"*{label}*", *(baseline(data, reader, lag) for lag in LAGS)) for reader, label in BASELINES.items()]
+    for held in HELD:
+        found = [" / ".join(best(data, held, metric, lag) for metric in ("accuracy", "gain_nats")) for lag in LAGS]
+        lines.append((REPRESENTATIONS[held], *found))
+    used = [selection for held in HELD for selection in read_by(data, held, "accuracy", LAGS[0])]
     return markdown(("read from", *(f"{lag} back" for lag in LAGS)), lines) + f"\n{seeds_of(used)}\n"
 
 
 @table("readme-tokens", EXPERIMENT)
 def readme_tokens(data: ReportData, _: str) -> str:
     """One sentence of the same cells."""
-
-    def accuracies(where: Factors, *lags: int) -> str:
-        found = [mean(data.table, EXPERIMENT, "accuracy", {**where, "lag": lag}) for lag in lags]
-        return " and ".join([", ".join(found[:-1]), found[-1]] if len(found) > 1 else found)
-
-    topic = accuracies({**SPEN, "reader": "topic"}, 32)
+    traces, slow = ([best(data, held, "accuracy", lag) for lag in (1, 8, 32)] for held in ("traces", "slow"))
+    pair, topic = [best(data, "sequence", "accuracy", lag) for lag in (1, 256)], baseline(data, "topic", 32)
     return (
-        "In a trained SPEN of 2M parameters a reader of its first block's three traces names the token 1, 4 and 32 "
-        f"steps back in {accuracies(read_from('traces'), 1, 4, 32)} of cases, one of the slow trace alone in "
-        f"{accuracies(read_from('slow'), 1, 4, 32)}; knowing the window's other tokens but not their places gives "
-        f"{topic} (C29). A reader of two neighbouring slow traces names the token between them in "
-        f"{accuracies(read_from('sequence'), 1, 256)}, 1 and 256 steps back.\n"
+        "In a trained SPEN of 2M parameters the best of our readers names the token 1, 8 and 32 steps back in "
+        f"{traces[0]}, {traces[1]} and {traces[2]} of cases from the three traces of the first block, in {slow[0]}, "
+        f"{slow[1]} and {slow[2]} from the slow one alone; the window's other tokens without their places give {topic} "
+        f"(C29). From two neighbouring slow traces it names the token between them in {pair[0]}, and {pair[1]} "
+        "when that was 256 steps ago.\n"
     )

@@ -12,6 +12,7 @@ from ematrace.results import Sample, Table
 
 SECOND = "gap_second"
 MARGIN = 0.05  # nats, docs/analysis-plan.md
+FEWEST = 3  # seeds
 
 
 @dataclass(frozen=True)
@@ -20,13 +21,15 @@ class Agreement:
 
     arm: ArmFactors
     difference: Sample
+    on_recall: Sample
+    """The same on tokens that complete a pair seen before."""
 
     @property
-    def verdict(self) -> Literal["agree", "differ", "undecided"]:
+    def verdict(self) -> Literal["agree", "differ", "undecided", "too few seeds"]:
         """By the 95% interval over seeds: inside the margin, outside, or neither."""
         ends = self.difference.interval
-        if ends is None:
-            return "undecided"
+        if len(self.difference.values) < FEWEST or ends is None:
+            return "too few seeds"
         low, high = ends
         if low > -MARGIN and high < MARGIN:
             return "agree"
@@ -40,17 +43,18 @@ def agreements(table: Table, scores: GapScores, text: str) -> list[Agreement]:
         runs.setdefault(run.arm, {})[run.seed] = run
     found = []
     for arm, of_second in runs.items():
-        values = _differences(scores.arms.get(arm, {}), of_second, text)
-        if len(values) > 1:
-            found.append(Agreement(arm, Sample(tuple(values))))
+        first = scores.arms.get(arm, {})
+        whole, on_recall = (_differences(first, of_second, (text, part)) for part in ("all", "recall"))
+        if len(whole) > 1:
+            found.append(Agreement(arm, Sample(tuple(whole)), Sample(tuple(on_recall))))
     return found
 
 
-def _differences(first: Mapping[int, Run], second: Mapping[int, Run], text: str) -> list[float]:
+def _differences(first: Mapping[int, Run], second: Mapping[int, Run], part: tuple[str, str]) -> list[float]:
     values = []
     for seed in sorted(first.keys() & second.keys()):
         one, other = first[seed], second[seed]
-        ours, theirs = (run.nats.get((text, "all")) for run in (one, other))
+        ours, theirs = (run.nats.get(part) for run in (one, other))
         if one.lr != other.lr or one.conditions != other.conditions or ours is None or theirs is None:
             continue
         if ours.value is not None and theirs.value is not None:
