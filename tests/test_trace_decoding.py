@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,16 @@ import torch.nn.functional as F
 from ematrace.experiments import trace_decoding
 from ematrace.experiments.base import Context, Point
 from ematrace.experiments.gap_task import SPEN, Arm, build_arm
-from ematrace.experiments.token_readers import Fitting, Samples, TopicReader, VectorReaders, fit_readers, whitened
-from ematrace.experiments.trace_decoding import at_lag, decay, hold
+from ematrace.experiments.token_readers import (
+    Fitting,
+    Prior,
+    Samples,
+    TopicReader,
+    VectorReaders,
+    fit_readers,
+    whitened,
+)
+from ematrace.experiments.trace_decoding import at_lag, choose_windows, decay, hold
 from ematrace.experiments.trace_information import pair_information, rounding_variance, vector_information
 from ematrace.ledger import load_claims
 from ematrace.results import Metric
@@ -82,18 +91,24 @@ def test_rounding_variance_is_that_of_rounded_numbers(bits: int, dtype: torch.dt
         assert rounding_variance(std, bits) == pytest.approx(float(error), rel=0.02)
 
 
-def fit_one(
-    features: torch.Tensor, targets: torch.Tensor, *how: Any, prior: torch.Tensor | None = None
-) -> VectorReaders:
-    def samples(at: torch.Tensor) -> Samples:
-        return Samples(features[None, at], targets[None, at], None if prior is None else prior[None, at])
-
-    return fit_readers(samples, len(targets), features.shape[1], *how)
+def part_of(prior: Prior | None, at: Any) -> Prior | None:
+    return None if prior is None else Prior(prior.logits[at], prior.topic[at])
 
 
-def logits_of(reader: VectorReaders, features: torch.Tensor, prior: torch.Tensor | None = None) -> torch.Tensor:
-    found: torch.Tensor = reader(Samples(features[None], torch.empty(0), None if prior is None else prior[None]))[0]
-    return found
+def samples_at(features: torch.Tensor, targets: torch.Tensor, prior: Prior | None, at: Any) -> Samples:
+    """Of [L, B, ...]."""
+    return Samples(features[:, at], targets[:, at], part_of(prior, (slice(None), at)))
+
+
+def fit_one(features: torch.Tensor, targets: torch.Tensor, *how: Any, prior: Prior | None = None) -> VectorReaders:
+    samples = partial(samples_at, features[None], targets[None], part_of(prior, None))
+    return fit_readers(samples, len(targets), *how)
+
+
+def nats_of(reader: VectorReaders, features: torch.Tensor, targets: torch.Tensor, prior: Prior | None = None) -> float:
+    with torch.no_grad():
+        logits = reader(Samples(features[None], targets[None], part_of(prior, None)))[0]
+    return float(F.cross_entropy(logits, targets))
 
 
 @pytest.mark.parametrize("kind", ["linear", "mlp"])
@@ -111,9 +126,7 @@ def test_a_reader_learns_the_posterior(kind: Any) -> None:
     fitting = Fitting(epochs=6, batch=100, hidden=16, lr=2e-2)
     counts = torch.bincount(targets[:8_000], minlength=12)
     reader = fit_one(features[0], targets[:8_000], embedding, counts, kind, fitting, generator)
-    with torch.no_grad():
-        found = F.cross_entropy(logits_of(reader, features[1]), targets[8_000:], reduction="none")
-    assert float(found.mean()) == pytest.approx(float(bayes[8_000:].mean()), abs=0.04)
+    assert nats_of(reader, features[1], targets[8_000:]) == pytest.approx(float(bayes[8_000:].mean()), abs=0.04)
 
 
 def test_the_baseline_sees_the_other_tokens_as_counts_alone() -> None:
@@ -136,7 +149,8 @@ def test_the_baseline_sees_the_other_tokens_as_counts_alone() -> None:
         by_hand = reader.head(reader.body(reader.norm(mean)))
         by_hand = by_hand + reader.present * (counts > 0) + reader.often * torch.log1p(counts)
         anywhere = reader.prior(torch.cat([shuffled, ids]))(torch.tensor([[1]]), torch.tensor([[3], [0]]))
-        torch.testing.assert_close(anywhere, reader(ids, torch.tensor([[3, 0]])).transpose(0, 1))
+        torch.testing.assert_close(anywhere.logits, reader(ids, torch.tensor([[3, 0]])).transpose(0, 1))
+        torch.testing.assert_close(anywhere.topic[0, 0], reader.body(reader.norm(mean)))
     torch.testing.assert_close(found[0, 0], by_hand)
 
 
@@ -148,43 +162,95 @@ def test_a_reader_adds_to_what_it_is_given() -> None:
     features = F.one_hot(targets % 4, 4).float() + 0.05 * torch.randn(6_000, 4, generator=generator)
     known = torch.where(torch.arange(8) // 4 == (targets // 4)[:, None], 0.0, -20.0).log_softmax(-1)
     fitting = Fitting(epochs=4, batch=100, hidden=16, lr=2e-2)
+    priors = (None, Prior(known, torch.zeros(6_000, 4)))
     alone, given = (
-        fit_one(features, targets, embedding, torch.ones(8), "linear", fitting, generator, prior=prior)
-        for prior in (None, known)
+        nats_of(
+            fit_one(features, targets, embedding, torch.ones(8), "linear", fitting, generator, prior=prior),
+            *(features, targets, prior),
+        )
+        for prior in priors
     )
+    assert alone == pytest.approx(math.log(2), abs=0.05)
+    assert given < 0.05
+
+
+@pytest.mark.parametrize("kind", ["linear", "mlp"])
+def test_a_reader_starts_as_the_baseline_or_as_the_shares(kind: Any) -> None:
+    torch.manual_seed(0)
+    counts, features, targets = torch.arange(5.0), torch.randn(1, 7, 4), torch.zeros(3, 7, dtype=torch.long)
+    prior = Prior(torch.randn(3, 7, 5), torch.randn(3, 7, 6))
+    given, alone = (VectorReaders(3, n, torch.randn(5, 6), counts, kind, 8, given=n == 10) for n in (10, 4))
     with torch.no_grad():
-        assert float(F.cross_entropy(logits_of(alone, features), targets)) == pytest.approx(math.log(2), abs=0.05)
-        assert float(F.cross_entropy(logits_of(given, features, known), targets)) < 0.05
+        assert torch.equal(given(Samples(features, targets, prior)), prior.logits)
+        shares = alone(Samples(features, targets)).softmax(-1)
+    torch.testing.assert_close(shares, ((counts + 1) / 15).expand(3, 7, 5))
+
+
+@pytest.mark.parametrize("kind", ["linear", "mlp"])
+def test_where_a_vector_says_nothing_the_baseline_is_kept(kind: Any) -> None:
+    """The baseline is right, and samples are so few that they are learned by heart: the start is the best."""
+    generator, n = torch.Generator().manual_seed(0), 2_400
+    logits, features = torch.randn(n, 6, generator=generator), torch.randn(n, 40, generator=generator)
+    targets = torch.multinomial(logits.softmax(-1), 1, generator=generator).squeeze(1)
+    prior = Prior(logits, torch.randn(n, 5, generator=generator))
+    how = (torch.randn(6, 5, generator=generator), torch.ones(6), kind)
+    fitting = Fitting(epochs=2, batch=10, hidden=16, lr=2e-2, selection=0.5)
+    reader = fit_one(features[:400], targets[:400], *how, fitting, generator, prior=part_of(prior, slice(400)))
+    for part, noise in ((slice(200, 400), 1e-6), (slice(400, n), 0.02)):  # that of the selection, then new ones
+        baseline = float(F.cross_entropy(logits[part], targets[part]))
+        assert nats_of(reader, features[part], targets[part], part_of(prior, part)) < baseline + noise
+
+
+@pytest.mark.parametrize("needed", ["scale", "topic"])
+def test_what_the_baseline_knows_already_is_not_counted_twice(needed: str) -> None:
+    """Two independent looks at a token: the baseline has the first, the vector is the sum of both.
+
+    Bayes' rule wants this sum alone (`scale`), which a reader that starts from the baseline has to learn. Where the
+    vector has the first look turned round (`topic`), it has to be taken off, which the vector alone does not allow.
+    """
+    generator = torch.Generator().manual_seed(0)
+    embedding, n, noise = torch.randn(12, 6, generator=generator), 8_000, 1.2
+    targets = torch.randint(0, 12, (n,), generator=generator)
+    looks = embedding[targets] + noise * torch.randn(2, n, 6, generator=generator)
+    first, second = -(looks[:, :, None] - embedding).square().sum(-1) / (2 * noise**2)
+    turned = torch.linalg.qr(torch.randn(6, 6, generator=generator))[0]
+    vectors = looks.sum(0) if needed == "scale" else 2 * looks[0] @ turned + looks[1]
+    prior = Prior(first, torch.zeros_like(looks[0]) if needed == "scale" else looks[0])
+    features = whitened(vectors[:6_000], vectors[6_000:])
+    fitting, held = Fitting(epochs=6, batch=100, lr=2e-2), slice(6_000, None)
+    bayes = float(F.cross_entropy((first + second)[held], targets[held]))
+    how = (embedding, torch.ones(12), "linear", fitting, generator)
+    alone = nats_of(fit_one(features[0], targets[:6_000], *how), features[1], targets[held])
+    reader = fit_one(features[0], targets[:6_000], *how, prior=part_of(prior, slice(6_000)))
+    given = nats_of(reader, features[1], targets[held], part_of(prior, held))
+    assert given == pytest.approx(bayes, abs=0.06)
+    assert alone == pytest.approx(bayes, abs=0.06) if needed == "scale" else alone > bayes + 0.2
 
 
 @pytest.mark.parametrize("given", [False, True])
 def test_readers_side_by_side_are_those_fitted_alone(given: bool) -> None:
-    """One of them is best after its first epoch, the others after their last: each keeps its own. One never learns."""
+    """They are best after different epochs, one as it began: each keeps its own. One never learns."""
     generator, n = torch.Generator().manual_seed(0), 403  # the last batch is odd
     targets = torch.randint(0, 6, (4, n), generator=generator)
-    targets[1, :300] = 0  # what is learned from these is wrong for the selection part, more so with every epoch
+    targets[1, :300], targets[1, 360:375] = 0, 0  # of the selection part fewer: what is learned soon is too much
     embedding, features = torch.randn(6, 5, generator=generator), torch.randn(4, n, 4, generator=generator)
     features[2] += F.one_hot(targets[2], 6)[:, :4]
     features[3] = math.nan
-    prior = torch.randn(4, n, 6, generator=generator) if given else None
-    fitting = Fitting(epochs=3, batch=50, lr=2e-2)
+    prior = Prior(*(torch.randn(4, n, k, generator=generator) for k in (6, 5))) if given else None
+    if prior is not None:
+        prior.logits[0] = 0  # it says nothing, nor does the vector
+    fitting = Fitting(epochs=3, batch=50, lr=0.1)
 
     def fitted(*these: int) -> VectorReaders:
         which, shuffled = torch.tensor(these), torch.Generator().manual_seed(1)
-
-        def samples(at: torch.Tensor) -> Samples:
-            return Samples(
-                features[which][:, at], targets[which][:, at], None if prior is None else prior[which][:, at]
-            )
-
-        return fit_readers(samples, n, 4, embedding, torch.ones(6), "linear", fitting, shuffled)
+        samples = partial(samples_at, features[which], targets[which], part_of(prior, which))
+        return fit_readers(samples, n, embedding, torch.ones(6), "linear", fitting, shuffled)
 
     together = fitted(0, 1, 2, 3)
     for reader in range(4):
         for own, shared in zip(fitted(reader).parameters(), together.parameters(), strict=True):
             torch.testing.assert_close(shared[reader], own[0], rtol=1e-4, atol=1e-5)
-    assert not together.last[3].any()  # as it began
-    assert together.last[:3].any(-1).any(-1).all()
+    assert together.last.any(-1).any(-1).tolist() == [False, True, True, False]
 
 
 @pytest.mark.parametrize("at_target", [False, True], ids=["one vector", "sequence"])
@@ -192,15 +258,38 @@ def test_samples_are_the_tokens_so_many_steps_back(at_target: bool) -> None:
     ids = torch.arange(12).view(2, 6)
     vectors = ids[..., None].float() if at_target else ids[:, 3:, None].float()
 
-    def prior(windows: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        return (ids[windows, positions] * 10)[..., None]
+    def prior(windows: torch.Tensor, positions: torch.Tensor) -> Prior:
+        found = ids[windows, positions][..., None]
+        return Prior(found * 10, found * 100)
 
     found = trace_decoding.samples_of(vectors, ids, prior, [1, 2], torch.tensor([0, 2, 3, 5]), at_target)
     assert found.targets.tolist() == [[2, 4, 8, 10], [1, 3, 7, 9]]  # t = 3 and 5 of either window
     assert found.features[..., 0].tolist() == (found.targets.tolist() if at_target else [[3, 5, 9, 11]])
     assert found.prior is not None
-    assert torch.equal(found.prior[..., 0], found.targets * 10)
+    assert torch.equal(found.prior.logits[..., 0], found.targets * 10)
+    assert found.inputs().shape == (2, 4, 2)
+    assert torch.equal(found.inputs()[..., :1], found.features.expand(2, -1, -1))
+    assert torch.equal(found.inputs()[..., 1], found.targets * 100)  # the topic of the target's position
     assert trace_decoding.samples_of(vectors, ids, None, [1], torch.tensor([0]), at_target).prior is None
+
+
+def test_baseline_and_readers_are_fitted_to_blocks_of_their_own() -> None:
+    reader = {"blocks": 64, "windows": 700, "topic_windows": 3000}
+    of_topic, of_readers = choose_windows(6400, reader, seed=0)
+    assert (len(set(of_topic)), len(set(of_readers))) == (3000, 700)
+    assert set(of_readers // 100) == set(range(0, 64, 5))
+    assert set(of_topic // 100) == set(range(64)) - set(range(0, 64, 5))
+    for chosen in (of_topic, of_readers):  # the last eighth chooses the epoch, from blocks of its own but for one
+        start = len(chosen) - len(chosen) // 8
+        assert len(set(chosen[:start] // 100) & set(chosen[start:] // 100)) <= 1
+    assert not np.array_equal(of_readers, choose_windows(6400, reader, seed=1)[1])
+    assert [sorted(found) for found in choose_windows(10, {"blocks": 5, "windows": 2, "topic_windows": 8}, 0)] == [
+        [2, 3, 4, 5, 6, 7, 8, 9],
+        [0, 1],
+    ]
+    for few in ({"windows": 1301}, {"topic_windows": 5101}, {"windows": 0}):
+        with pytest.raises(ValueError, match=rf"^settings: reader: {next(iter(few))}: .* have (1300|5100)$"):
+            choose_windows(6400, {**reader, **few}, seed=0)
 
 
 def test_lags_are_counted_from_the_second_half() -> None:
@@ -289,9 +378,7 @@ def test_tokens_are_decoded_from_a_trained_model(tmp_path: Path, monkeypatch: py
     factors = {**asdict(Arm("ema")), "size": "toy", "lr": 3e-3}
     settings = {**trace_decoding.EXPERIMENT.settings, "validation": str(data), "windows": 16}
     settings |= {"vocab_size": 300, "tokens": 8 * 8 * 4, "sequences": 8, "length": 8, "warmup": 1}
-    settings |= {
-        "reader": {"windows": 100, "topic_windows": 100, "scored_windows": 16, "epochs": 2, "batch": 60, "hidden": 8}
-    }
+    settings["reader"] = {"blocks": 10, "windows": 60, "topic_windows": 100, "epochs": 2, "batch": 40, "hidden": 8}
     resolved = trace_decoding.EXPERIMENT.resolve_settings(Point(factors, 0), settings)
     rows = trace_decoding.measure(Context(seed=0, data=str(data), settings=resolved), **factors)
     cells = [json.dumps(row.factors, sort_keys=True) for row in rows]

@@ -12,19 +12,24 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ematrace.train.distributed import COMPILE_OPTIONS
 from ematrace.train.loop import fast_matmul
 
 Kind = Literal["linear", "mlp"]
-Prior = Callable[[Tensor, Tensor], Tensor]
-"""From the numbers of windows and positions in them to logits."""
+ScaledPrior = tuple[Tensor, Tensor]
+"""Scales [L, 1, 1] and logits [L, B, entries]."""
 POSITIONS_AT_ONCE = 64  # of each window, for the baseline
 ROWS_AT_ONCE = 2**16
+SCALE_RATE = 10  # a step of Adam is as long as the rate, and a scale may have to go from 1 to below 0
 SMALLEST_VARIANCE = 1e-14  # of a direction, over the largest: about what float32 resolves
 
 
 @dataclass(frozen=True)
 class Fitting:
-    """How a reader is trained: AdamW, a cosine to 0, the weights of the epoch that was best on the selection part."""
+    """How a reader is trained: AdamW, a cosine to 0, the weights of the epoch that was best on the selection part.
+
+    The start is one of the candidates.
+    """
 
     epochs: int
     batch: int
@@ -35,6 +40,20 @@ class Fitting:
 
 
 @dataclass(frozen=True)
+class Prior:
+    """What the baseline says of positions."""
+
+    logits: Tensor
+    """[..., entries]"""
+    topic: Tensor
+    """[..., width]: what its head sees, which stands for the window's other tokens."""
+
+
+PriorAt = Callable[[Tensor, Tensor], Prior]
+"""From the numbers of windows and positions in them."""
+
+
+@dataclass(frozen=True)
 class Samples:
     """What L readers see of B samples."""
 
@@ -42,35 +61,48 @@ class Samples:
     """[L, B, F], or [1, B, F] where all see the same."""
     targets: Tensor
     """[L, B]"""
-    prior: Tensor | None = None
-    """Logits [L, B, entries] to start from."""
+    prior: Prior | None = None
+    """Of [L, B] positions, to start from."""
+
+    def inputs(self) -> Tensor:
+        """[L or 1, B, inputs]: the vectors, and the topic where there is a prior."""
+        if self.prior is None:
+            return self.features
+        return torch.cat([self.features.expand(len(self.targets), -1, -1), self.prior.topic], -1)
 
 
 class VectorReaders(nn.Module):
-    """L readers with weights of their own, fitted side by side: logits = E b(x) + prior.
+    """L readers with weights of their own, fitted side by side.
 
-    b is a linear map or has one hidden layer, and E starts as the model's embedding. The prior starts as the shares of
-    the tokens and is fitted, too; or it is given, for each vector another.
+    logits = E b(x) + bias                         starts as the shares of the tokens
+    logits = E b(x, topic) + bias + scale · prior  with a prior, starts as that
+
+    b is a linear map or has one hidden layer, and E starts as the model's embedding. A vector, too, tells the topic,
+    which the prior has counted already: a reader sees the topic and scales the prior, so that it can add what is new
+    alone. With a scale of 0 it is a reader without a prior.
     """
 
     def __init__(
-        self, n_readers: int, n_features: int, embedding: Tensor, counts: Tensor, kind: Kind, hidden: int
+        self, n_readers: int, n_inputs: int, embedding: Tensor, counts: Tensor, kind: Kind, hidden: int, given: bool
     ) -> None:
         super().__init__()
         width = embedding.shape[1]
         self.hidden: nn.ParameterList | None = None
         if kind == "mlp":
-            made = [nn.Linear(n_features, hidden) for _ in range(n_readers)]
+            made = [nn.Linear(n_inputs, hidden) for _ in range(n_readers)]
             weights, biases = torch.stack([m.weight.T for m in made]), torch.stack([m.bias for m in made])
             self.hidden = nn.ParameterList([weights.detach(), biases.detach().unsqueeze(1)])
-        self.last = nn.Parameter(torch.zeros(n_readers, n_features if self.hidden is None else hidden, width))
+        self.last = nn.Parameter(torch.zeros(n_readers, n_inputs if self.hidden is None else hidden, width))
         of_tokens = head(embedding, counts)
         self.vectors = nn.Parameter(of_tokens.weight.detach().T.repeat(n_readers, 1, 1))
-        self.shares = nn.Parameter(of_tokens.bias.detach().repeat(n_readers, 1, 1))
+        shares = of_tokens.bias.detach().repeat(n_readers, 1, 1)
+        self.bias = nn.Parameter(torch.zeros_like(shares) if given else shares)
+        self.change = nn.Parameter(torch.zeros(n_readers, 1, 1)) if given else None  # of the scale
         self.to(embedding.device)
 
-    def read(self, x: Tensor) -> Tensor:
-        """b of [L or 1, B, F]: [L, B, width]."""
+    def read(self, samples: Samples) -> Tensor:
+        """b: [L, B, width]."""
+        x = samples.inputs()
         if self.hidden is not None:
             weights, biases = self.hidden
             x = F.gelu(x @ weights + biases)
@@ -78,28 +110,34 @@ class VectorReaders(nn.Module):
 
     def forward(self, samples: Samples) -> Tensor:
         """Logits [L, B, entries]."""
-        return self.read(samples.features) @ self.vectors + self._prior(samples)
+        return logits_of(self.read(samples), self.vectors, self.bias, self._scaled(samples))
 
     def nats(self, samples: Samples) -> Tensor:
         """Mean cross-entropy of each reader: [L]."""
-        prior = self._prior(samples)
-        compute = _compiled_cross_entropies() if prior.is_cuda else cross_entropies
-        return compute(self.read(samples.features), self.vectors, prior, samples.targets).mean(1)
+        compute = _compiled_cross_entropies() if samples.targets.is_cuda else cross_entropies
+        return compute(self.read(samples), self.vectors, self.bias, self._scaled(samples), samples.targets).mean(1)
 
-    def _prior(self, samples: Samples) -> Tensor:
-        return self.shares if samples.prior is None else samples.prior
+    def _scaled(self, samples: Samples) -> ScaledPrior | None:
+        if self.change is None or samples.prior is None:
+            return None
+        return 1 + SCALE_RATE * self.change, samples.prior.logits
 
 
-def cross_entropies(read: Tensor, vectors: Tensor, prior: Tensor, targets: Tensor) -> Tensor:
+def logits_of(read: Tensor, vectors: Tensor, bias: Tensor, scaled: ScaledPrior | None) -> Tensor:
+    logits = read @ vectors + bias
+    return logits if scaled is None else logits + scaled[0] * scaled[1]
+
+
+def cross_entropies(read: Tensor, vectors: Tensor, bias: Tensor, scaled: ScaledPrior | None, targets: Tensor) -> Tensor:
     """[L, B]. Nearly all that a step costs is going through these logits again and again, so a GPU has it compiled."""
-    logits = read @ vectors + prior
+    logits = logits_of(read, vectors, bias, scaled)
     return F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none").view_as(targets)
 
 
 @cache
 def _compiled_cross_entropies() -> Callable[..., Tensor]:
     """Only where it is used: torch.compile imports inductor, which takes a second."""
-    return torch.compile(cross_entropies, dynamic=False)
+    return torch.compile(cross_entropies, dynamic=False, options={**COMPILE_OPTIONS})
 
 
 class TopicReader(nn.Module):
@@ -123,27 +161,29 @@ class TopicReader(nn.Module):
         """ids [B, T], positions [B, P] to logits [B, P, entries]."""
         own, counts = ids.gather(1, positions), self._counts(ids)
         summed = self.embedding(ids).sum(1, keepdim=True)
-        return self._logits(own, summed, self._cached(counts).unsqueeze(1), counts.gather(1, own), ids.shape[1])
+        found = self._prior(own, summed, self._cached(counts).unsqueeze(1), counts.gather(1, own), ids.shape[1])
+        return found.logits
 
     @torch.no_grad()
-    def prior(self, ids: Tensor) -> Prior:
+    def prior(self, ids: Tensor) -> PriorAt:
         """For windows [N, T], what `forward` says of any positions in any of them, fast."""
         counts = self._counts(ids)
         summed, cached = self.embedding(ids).sum(1), self._cached(counts)
 
         @torch.no_grad()
-        def logits(windows: Tensor, positions: Tensor) -> Tensor:
+        def at(windows: Tensor, positions: Tensor) -> Prior:
             own = ids[windows, positions]
-            return self._logits(own, summed[windows], cached[windows], counts[windows, own], ids.shape[1])
+            return self._prior(own, summed[windows], cached[windows], counts[windows, own], ids.shape[1])
 
-        return logits
+        return at
 
-    def _logits(self, own: Tensor, summed: Tensor, cached: Tensor, of_own: Tensor, length: int) -> Tensor:
+    def _prior(self, own: Tensor, summed: Tensor, cached: Tensor, of_own: Tensor, length: int) -> Prior:
         """Of windows with this sum of embeddings and these counts, without the one token `own`."""
         others = (summed - self.embedding(own)) / (length - 1)
-        logits: Tensor = self.head(self.body(self.norm(others))) + cached
+        topic: Tensor = self.body(self.norm(others))
+        logits: Tensor = self.head(topic) + cached
         without = self._cached(of_own - 1) - self._cached(of_own)
-        return logits.scatter_add(-1, own.unsqueeze(-1), without.unsqueeze(-1))
+        return Prior(logits.scatter_add(-1, own.unsqueeze(-1), without.unsqueeze(-1)), topic)
 
     def _counts(self, ids: Tensor) -> Tensor:
         zeros = torch.zeros(len(ids), self.head.out_features, device=ids.device)
@@ -195,7 +235,7 @@ def fit(
     """Minimise `nats` [L], a function of the numbers of some of n_samples; the last ones are for selection.
 
     For L > 1 the first dimension of every parameter is that of the L readers, each of which keeps the weights of its
-    own best epoch.
+    own best epoch, or those of the start.
     """
     size, parameters = batch or fitting.batch, list(reader.parameters())
     device = parameters[0].device
@@ -204,20 +244,26 @@ def fit(
     optimiser = torch.optim.AdamW(parameters, lr=fitting.lr, weight_decay=0.01, fused=device.type == "cuda")
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, fitting.epochs * math.ceil(fitted / size))
     best, kept = torch.tensor(math.inf, device=device), [p.detach().clone() for p in parameters]
+
+    @torch.no_grad()
+    def keep_better() -> None:
+        nonlocal best
+        found = sum(nats(part) * len(part) for part in held.to(device).split(size)) / len(held)
+        better = found < best
+        best = torch.where(better, found, best)
+        for p, its_best in zip(parameters, kept, strict=True):
+            of_reader = better.view(-1, *(1 for _ in p.shape[1:])) if len(better) > 1 else better.squeeze()
+            its_best.copy_(torch.where(of_reader, p, its_best))
+
     with fast_matmul(device):
+        keep_better()
         for _ in range(fitting.epochs):
             for chosen in torch.randperm(fitted, generator=generator).to(device).split(size):
                 optimiser.zero_grad()
                 nats(chosen).sum().backward()
                 optimiser.step()
                 schedule.step()
-            with torch.no_grad():
-                found = sum(nats(part) * len(part) for part in held.to(device).split(size)) / len(held)
-                better = found < best
-                best = torch.where(better, found, best)
-                for p, its_best in zip(parameters, kept, strict=True):
-                    of_reader = better.view(-1, *(1 for _ in p.shape[1:])) if len(better) > 1 else better.squeeze()
-                    its_best.copy_(torch.where(of_reader, p, its_best))
+            keep_better()
     with torch.no_grad():
         for p, its_best in zip(parameters, kept, strict=True):
             p.copy_(its_best)
@@ -226,7 +272,6 @@ def fit(
 def fit_readers(
     samples: Callable[[Tensor], Samples],
     n_samples: int,
-    n_features: int,
     embedding: Tensor,
     counts: Tensor,
     kind: Kind,
@@ -234,8 +279,9 @@ def fit_readers(
     generator: torch.Generator,
 ) -> VectorReaders:
     """Readers of `samples`, a function of the numbers of some of n_samples."""
-    n_readers = len(samples(torch.zeros(1, dtype=torch.long, device=embedding.device)).targets)
-    readers = VectorReaders(n_readers, n_features, embedding, counts, kind, fitting.hidden)
+    one = samples(torch.zeros(1, dtype=torch.long, device=embedding.device))
+    n_readers, n_inputs, given = len(one.targets), one.inputs().shape[-1], one.prior is not None
+    readers = VectorReaders(n_readers, n_inputs, embedding, counts, kind, fitting.hidden, given)
     fit(readers, lambda chosen: readers.nats(samples(chosen)), n_samples, fitting, generator)
     return readers
 

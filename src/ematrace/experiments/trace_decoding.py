@@ -11,9 +11,11 @@
 
 `number_format` is that of the vectors as they are read; they were computed in float32. Readers are trained on the
 training text and scored on the validation text. The gain is in nats, over a baseline that sees the counts of the
-window's other tokens: it knows the topic, but not what stands where. `given` says what a reader starts from: `nothing`
-but the vector, or `topic`, what that baseline says, so that the gain is what the vector adds to it. Beside them is what
-linear-Gaussian inputs would allow (`ematrace.experiments.trace_information`).
+window's other tokens: it knows the topic, but not what stands where. `given` says what a reader sees: `nothing` but the
+vector, or also the `topic`, that is what this baseline says, from which it starts, so that the gain is what the vector
+adds to it. Readers and baseline are fitted to other parts of the training text, so that the baseline is as good where
+readers learn how far to trust it as where they are scored. Beside them is what linear-Gaussian inputs would allow
+(`ematrace.experiments.trace_information`).
 """
 
 from __future__ import annotations
@@ -47,7 +49,7 @@ from ematrace.experiments.gap_task import (
     training_text,
 )
 from ematrace.experiments.recall import Ids
-from ematrace.experiments.token_readers import Fitting, Kind, Prior, Samples, fit_readers, fit_topic, whitened
+from ematrace.experiments.token_readers import Fitting, Kind, PriorAt, Samples, fit_readers, fit_topic, whitened
 from ematrace.experiments.trace_information import pair_information, vector_information
 from ematrace.mixers.ema import ALPHAS
 from ematrace.results import Metric, Row
@@ -58,9 +60,16 @@ from ematrace.train import load_model
 FORMATS: Mapping[str, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 ROUNDED = ("slow", "traces", "sequence")  # also read in bfloat16
 READERS: Mapping[str, Mapping[str, int]] = {  # windows that readers are fitted to and scored on, and how
-    "toy": {"windows": 64, "topic_windows": 64, "scored_windows": 32, "epochs": 1, "batch": 512, "hidden": 32},
-    "2m": {"windows": 2048, "topic_windows": 8192, "scored_windows": 512, "epochs": 5, "batch": 4096, "hidden": 512},
+    "toy": {
+        **{"blocks": 64, "windows": 64, "topic_windows": 64, "scored_windows": 32},
+        **{"epochs": 1, "batch": 512, "hidden": 32},
+    },
+    "2m": {
+        **{"blocks": 64, "windows": 2048, "topic_windows": 8192, "scored_windows": 512},
+        **{"epochs": 5, "batch": 4096, "hidden": 512},
+    },
 }
+OF_READERS = 5  # one of so many blocks
 DECAY_LAGS = (1, 2, 4, 8, 16, 32, 64)  # of C44
 SHAPES = (0.1, 4.0)  # bounds
 TRAINING = 0.3  # share of the time
@@ -99,7 +108,8 @@ def grid(scale: str, seeds: int) -> Iterable[Point]:
 
 
 def budget(point: Point, settings: Mapping[str, Any]) -> Mapping[str, Any]:
-    return {**budget_of(point, settings), "reader": settings["reader"] or READERS[str(point.factors["size"])]}
+    reader = {**READERS[str(point.factors["size"])], **(settings["reader"] or {})}
+    return {**budget_of(point, settings), "reader": reader}
 
 
 def measure(ctx: Context, *, size: str, lr: float, **factors: Any) -> list[Row]:
@@ -111,26 +121,44 @@ def measure(ctx: Context, *, size: str, lr: float, **factors: Any) -> list[Row]:
     model.to(torch.device(ctx.device)).eval()
     split: Literal["train", "all"] = "train" if settings["validation"] is None else "all"
     text = training_text(str(ctx.data), split, str(trained.tokenizer))
-    n, length = text.n_windows(settings["length"]), settings["length"]
-    windows, of_topic = settings["reader"]["windows"], settings["reader"]["topic_windows"]
-    if n <= windows:
-        raise ValueError(f"settings: reader: windows: the text has {n} in all, and the topic needs some of them, too")
-    chosen = np.random.default_rng(ctx.seed).permutation(n)[: windows + of_topic]
-    fitted = np.stack([text.window(int(i), length) for i in chosen])
+    length = settings["length"]
+    of_topic, of_readers = (
+        np.stack([text.window(int(i), length) for i in chosen])
+        for chosen in choose_windows(text.n_windows(length), settings["reader"], ctx.seed)
+    )
     scored = text_to_score(ctx, settings["validation"], trained.tokenizer).every_second().windows
     most = min(len(scored), settings["reader"]["scored_windows"])
     if most < 2:
         raise ValueError(f"settings: windows: a gain has its noise from 2 scored windows or more, not {most}")
     scored = scored[np.linspace(0, len(scored) - 1, most).round().astype(int)]
     counts = torch.from_numpy(text.counts()).to(model.device)
-    # What a reader is given of the topic was not fitted to its windows.
-    return Decoding(ctx, model, counts, fitted[windows:], fitted[:windows], scored).rows()
+    return Decoding(ctx, model, counts, of_topic, of_readers, scored).rows()
+
+
+def choose_windows(n: int, reader: Mapping[str, int], seed: int) -> tuple[Ids, Ids]:
+    """Numbers of windows for the baseline and for the readers, of a text with n of them.
+
+    They are drawn from blocks of the text of their own, so that they share documents at the borders of blocks alone.
+    In order, so that this is also true of the last ones, on which epochs are chosen.
+    """
+    rng = np.random.default_rng(seed)
+    of_readers = np.arange(n) * reader["blocks"] // n % OF_READERS == 0
+    found = []
+    for name, allowed in (("topic_windows", ~of_readers), ("windows", of_readers)):
+        available = np.flatnonzero(allowed)
+        if not 1 <= reader[name] <= len(available):
+            raise ValueError(
+                f"settings: reader: {name}: {reader[name]}, and its blocks of the text have {len(available)}"
+            )
+        found.append(np.sort(rng.choice(available, reader[name], replace=False)))
+    return found[0], found[1]
 
 
 class Decoding:
     """Reads windows [N, T+1] with a trained model, and decodes tokens from what it holds.
 
-    of_topic, of_readers   windows of the training text that the baseline and the readers are fitted to
+    of_topic, of_readers   windows of the training text that the baseline and the readers are fitted to; the last ones
+                           are for choosing the epoch
     scored                 windows of the validation text
     Positions t are those of the second half of a window, so that all lags have the same.
     """
@@ -175,9 +203,7 @@ class Decoding:
             for each in zip(vectors, self.ids, self.priors if given == "topic" else (None, None), strict=True)
         )
         n_fitted, n_scored = (second_half(each).numel() for each in self.ids)
-        readers = fit_readers(
-            fitted, n_fitted, vectors[0].shape[2], self.embedding, self.counts, kind, self.fitting, self.generator
-        )
+        readers = fit_readers(fitted, n_fitted, self.embedding, self.counts, kind, self.fitting, self.generator)
         parts = torch.arange(n_scored, device=self.embedding.device).split(SCORED_AT_ONCE // len(self.lags))
         with torch.no_grad():
             found = [scores(readers(samples), samples.targets) for samples in map(scored, parts)]
@@ -190,7 +216,7 @@ class Decoding:
 
 
 def samples_of(
-    vectors: Tensor, ids: Tensor, prior: Prior | None, lags: Sequence[int], chosen: Tensor, at_target: bool
+    vectors: Tensor, ids: Tensor, prior: PriorAt | None, lags: Sequence[int], chosen: Tensor, at_target: bool
 ) -> Samples:
     """Of windows [N, T], the tokens `lags` before steps of the second half, which have numbers: those `chosen`.
 
@@ -254,11 +280,11 @@ def _hold(model: Any, ids: Tensor) -> dict[tuple[str, int], Tensor]:
     return held
 
 
-def score_topic(prior: Prior, ids: Tensor) -> Scores:
+def score_topic(prior: PriorAt, ids: Tensor) -> Scores:
     """What the baseline says of every position of windows [N, T]."""
     positions = torch.arange(ids.shape[1], device=ids.device)[None]
     parts = torch.arange(len(ids), device=ids.device).split(max(1, SCORED_AT_ONCE // ids.shape[1]))
-    found = [scores(prior(windows[:, None], positions), ids[windows]) for windows in parts]
+    found = [scores(prior(windows[:, None], positions).logits, ids[windows]) for windows in parts]
     return Scores(torch.cat([s.nats for s in found]), torch.cat([s.right for s in found]))
 
 
