@@ -27,8 +27,9 @@ SEQUENCES = ("sequence", "keys")
 REST = Paragraph(
     Markup(
         "Readers of one vector are given what the window's other tokens tell; those of a sequence nothing else. All "
-        "vectors that they read are in float32. Other readers, other blocks, and vectors in bfloat16: {}."
-    ).format(code("results/trace_decoding/")),
+        "vectors that they read are in float32. Every gain is a lower bound: readers that are given the vector alone may "
+        "gain more, and {} shows the best. Those, other blocks, and vectors in bfloat16: {}."
+    ).format(code("docs/gap.md"), code("results/trace_decoding/")),
     "tag",
 )
 BASELINES: Mapping[str, str] = {"topic": "the window's other tokens as counts", "unigram": "commonest token"}
