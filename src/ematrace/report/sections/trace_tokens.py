@@ -27,8 +27,8 @@ SEQUENCES = ("sequence", "keys")
 REST = Paragraph(
     Markup(
         "Readers of one vector are given what the window's other tokens tell; those of a sequence nothing else. All "
-        "vectors that they read are in float32. Every gain is a lower bound: readers that are given the vector alone may "
-        "gain more, and {} shows the best. Those, other blocks, and vectors in bfloat16: {}."
+        "vectors that they read are in float32. Every gain is a lower bound: readers that are given the vector alone "
+        "may gain more, and {} shows the best. Those, other blocks, and vectors in bfloat16: {}."
     ).format(code("docs/gap.md"), code("results/trace_decoding/")),
     "tag",
 )
