@@ -17,7 +17,7 @@ from ematrace.report.data import ReportData
 from ematrace.results import Store
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = ("results.md", "objections.md", "deviations.md", "gap.md", "../README.md")
+PAGES = ("results.md", "objections.md", "deviations.md", "gap.md", "training.md", "../README.md")
 PICTURE = "gap-chain.svg"
 
 
