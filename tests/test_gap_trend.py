@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from cells_support import make_table
 from ematrace.analysis.gap_design import CHAIN
-from ematrace.analysis.gap_trend import CONTRASTS, WHOLE, Contrast, build_trend
+from ematrace.analysis.gap_trend import CONTRASTS, GRADIENT, WHOLE, Contrast, build_trend
 from ematrace.results import CellFile
 from gap_support import RATE, run, sweep
 
-ENDS = CONTRASTS[WHOLE]
+[ENDS] = CONTRASTS[WHOLE]
 NATS = {CHAIN[0]: 5.0, CHAIN[3]: 4.4, CHAIN[-1]: 4.0}
 
 
@@ -78,3 +79,23 @@ def test_at_130m_the_rate_of_2m_over_the_width_will_do_on_any_seeds() -> None:
     assert {absence.why for absence in unsettled.left_out.values()} == {
         "at 2m: its best rate, 0.004, is at the end of the grid"
     }
+
+
+def test_the_gradient_at_130m_is_that_of_the_whole_block_at_the_rate_of_the_one_without_load_balance() -> None:
+    masked = run(replace(CHAIN[0], ffn="topk_masked"), 0, 5.1, 4.0, size="130m", experiment="gap_130m", lr=0.000667)
+    own = [*runs("130m", seeds=1, experiment="gap_130m", lr=0.00133), masked]
+    swept = sweep((*NATS, CHAIN[2]), experiment="gap_rates", size="2m")
+    assert trend_of(*own, *swept).differences[GRADIENT].values == pytest.approx((-0.08,))
+    refused = trend_of(*own, *settled("2m"))
+    assert GRADIENT not in refused.differences
+    assert [absence.why for absence in refused.left_out.values()] == ["at 2m: its learning rates were not swept"]
+
+
+def test_where_both_pairs_are_there_the_gradient_is_that_without_load_balance() -> None:
+    arms = {CHAIN[0]: 5.0, replace(CHAIN[0], ffn="topk_masked"): 4.0, CHAIN[1]: 4.5, CHAIN[2]: 4.4}
+    files = [
+        run(arm, seed, nats, 3.0, size="2m", experiment="gap_sizes") for arm, nats in arms.items() for seed in range(3)
+    ]
+    found = trend_of(*files, *sweep((CHAIN[0], CHAIN[1], CHAIN[2]), experiment="gap_rates", size="2m"))
+    assert found.differences[GRADIENT].mean == pytest.approx(0.08)
+    assert not found.left_out

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from html import unescape
 from io import StringIO
 from itertools import pairwise
@@ -121,6 +122,23 @@ class TestFinding:
         assert gap is not None
         assert float(gap[1]) == pytest.approx(start - end, abs=0.002)
         assert float(gap[2]) == pytest.approx(math.exp(start - end), abs=0.01)
+
+    def test_the_largest_size_stands_beside_it(self, data: ReportData, tmp_path: Path) -> None:
+        first = gap_finding(data)
+        assert first is not None
+        assert "may not hold there" not in first.text
+        masked = replace(CHAIN[0], ffn="topk_masked")
+        nats = {CHAIN[0]: 4.0, masked: 4.25, CHAIN[-1]: 3.5}  # of four fifths of the tokens
+        settings = {"tokens": 104_857_600, "vocab_size": 50257}
+        of_largest = {"experiment": "gap_130m", "size": "130m", "settings": settings, "parameters": 130_629_888.0}
+        large = [run(arm, 0, of, 3.0, **of_largest) for arm, of in nats.items()]
+        found = gap_finding(data_of(tmp_path, *files(), *large))
+        assert found is not None
+        assert (
+            "At 130.6M parameters, after .8 tokens per parameter, SPEN's block is .400 nats behind GPT-2's on held-out "
+            "text, and the true gradient of its top-k costs .200 (1 seed): what holds at 2M parameters may "
+            "not hold there."
+        ) in found.text
 
     def test_a_verdict_of_one_reading_alone_says_so(self, tmp_path: Path) -> None:
         """The straight-through gradient costs two nats more, and without it traces are nearly all."""

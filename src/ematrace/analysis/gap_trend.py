@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -35,12 +35,15 @@ SIZES, LARGEST = "gap_sizes", "gap_130m"
 SIZE_SWEEP = "gap_size_rates"
 LEAST_SEEDS = 3
 FROM_MAIN = ("130m",)  # sizes at which a rate may be that of the main size over the width
-# Which arm is how much worse than which: what SPEN lacks to GPT-2, and parts of it.
-WHOLE = "SPEN to GPT-2"
-CONTRASTS = {
-    WHOLE: (CHAIN[0], CHAIN[-1]),
-    "SPEN to dense": (CHAIN[0], CHAIN[3]),
-    "EMA to attention, dense": (EMA, ATTENTION),
+Ends = tuple[ArmFactors, ArmFactors]
+# Which arm is how much worse than which: what SPEN lacks to GPT-2, and parts of it. Of several pairs the first that was
+# measured counts.
+WHOLE, GRADIENT = "SPEN to GPT-2", "straight-through to true gradient"
+CONTRASTS: Mapping[str, Sequence[Ends]] = {
+    WHOLE: [(CHAIN[0], CHAIN[-1])],
+    "SPEN to dense": [(CHAIN[0], CHAIN[3])],
+    GRADIENT: [(CHAIN[1], CHAIN[2]), (CHAIN[0], replace(CHAIN[0], ffn="topk_masked"))],  # without load balance, with it
+    "EMA to attention, dense": [(EMA, ATTENTION)],
 }
 COMPONENTS = {
     "sparse feed-forward layer, its gradient and load balance": (CHAIN[0], CHAIN[3]),
@@ -86,16 +89,16 @@ def build_trend(table: Table, text: str = "validation") -> list[Contrast]:
 def _contrast(
     table: Table, experiment: str, size: str, tokens: int, vocabulary: int, runs: list[Run], text: str
 ) -> Contrast:
-    arms = {arm for ends in CONTRASTS.values() for arm in ends}
+    arms = {arm for pairs in CONTRASTS.values() for ends in pairs for arm in ends}
     decisive = [run for run in runs if run.arm in arms]
     scores = admit(decisive, size, _rate_of(table, size))
     least = 1 if size in FROM_MAIN else LEAST_SEEDS
-    differences = {name: s for name, ends in CONTRASTS.items() if (s := _difference(scores, ends, text, least))}
+    differences = {name: s for name, pairs in CONTRASTS.items() if (s := _difference(scores, pairs, text, least))}
     components = {}
-    of_whole = [*CONTRASTS[WHOLE], CHAIN[3]]
+    of_whole = [CHAIN[0], CHAIN[-1], CHAIN[3]]
     if all(arm in scores.arms for arm in of_whole) and len(seeds := scores.common_seeds(of_whole)) >= LEAST_SEEDS:
         nats = {arm: scores.nats(arm, text, "all", seeds) for arm in of_whole}
-        whole = np.subtract(*(nats[arm] for arm in CONTRASTS[WHOLE]))
+        whole = np.subtract(*(nats[arm] for arm in of_whole[:2]))
         components = {name: ratio(nats[one] - nats[other], whole) for name, (one, other) in COMPONENTS.items()}
     parameters = next((run.parameters for run in decisive if run.parameters), math.nan)
     left_out = {**scores.refused, **_too_few(scores, least)}
@@ -105,6 +108,8 @@ def _contrast(
 def _rate_of(table: Table, size: str) -> Callable[[ArmFactors, Sequence[float]], float | Absence]:
     """Which rate of an arm counts at a size."""
     main, own = sweeps(table, MAIN, SWEEP), sweeps(table, size, SIZE_SWEEP)
+    without = {replace(arm, load_balance=0.01): found for arm, found in main.items() if arm.load_balance == 0.0}
+    main = without | main  # by the plan, an arm with load balance has the rate of that without, unless it was swept
     swept = main if size == MAIN else own
 
     def rate_of(arm: ArmFactors, rates: Sequence[float]) -> float | Absence:
@@ -120,11 +125,12 @@ def _rate_of(table: Table, size: str) -> Callable[[ArmFactors, Sequence[float]],
     return rate_of
 
 
-def _difference(scores: GapScores, ends: tuple[ArmFactors, ArmFactors], text: str, least: int) -> Sample | None:
-    if any(arm not in scores.arms for arm in ends) or len(seeds := scores.common_seeds(ends)) < least:
-        return None
-    worse, better = (scores.nats(arm, text, "all", seeds) for arm in ends)
-    return Sample(tuple(worse - better))
+def _difference(scores: GapScores, pairs: Sequence[Ends], text: str, least: int) -> Sample | None:
+    for ends in pairs:
+        if all(arm in scores.arms for arm in ends) and len(seeds := scores.common_seeds(ends)) >= least:
+            worse, better = (scores.nats(arm, text, "all", seeds) for arm in ends)
+            return Sample(tuple(worse - better))
+    return None
 
 
 def _too_few(scores: GapScores, least: int) -> dict[ArmFactors, Absence]:

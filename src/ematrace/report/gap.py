@@ -27,6 +27,7 @@ from ematrace.analysis.gap import (
 from ematrace.analysis.gap_closure import Closure, build_closure
 from ematrace.analysis.gap_design import ATTENTION, BETWEEN, CHAIN, EMA, END, LEARNED, START, ArmFactors
 from ematrace.analysis.gap_scores import EXPERIMENT, MAIN, SEEDS, TOY, Absence, GapScores, load_scores
+from ematrace.analysis.gap_trend import GRADIENT, LARGEST, WHOLE, build_trend
 from ematrace.report.charts import Fall, RowChart, waterfall_chart
 from ematrace.report.commands import Command
 from ematrace.report.data import ReportData
@@ -260,7 +261,7 @@ def gap_text(gap: GapData) -> str:
     ]
     if chain.missing:
         sentences.append(f"{plural(len(chain.missing), 'arm')} of the chain not measured yet: see below.")
-    return " ".join([*sentences, seeds_text(chain)])
+    return " ".join([*sentences, seeds_text(chain), *_largest_sentence(gap)])
 
 
 def to_attention(gap: GapData, start: ArmFactors) -> list[str] | None:
@@ -337,6 +338,24 @@ def _shares_sentence(gap: GapData) -> list[str]:
         context = listed([percent(s.players["context"]) for s in gap.shares_with_true_gradient])
         sentences.append(f"If the paper meant another gradient by that word, traces are {context} of what is left.")
     return sentences
+
+
+def _largest_sentence(gap: GapData) -> list[str]:
+    """What the same differences are at the paper's size, at rates that were not swept there."""
+    found = [one for one in build_trend(gap.data.cells) if one.experiment == LARGEST and WHOLE in one.differences]
+    if not found:
+        return []
+    one = max(found, key=lambda contrast: contrast.tokens)
+    whole, gradient = one.differences[WHOLE], one.differences.get(GRADIENT)
+    saved = ""
+    if gradient is not None:
+        does = "saves" if gradient.mean >= 0 else "costs"
+        saved = f", and the true gradient of its top-k {does} {number(abs(gradient.mean), 3)}"
+    return [
+        f"At {one.parameters / 1e6:.1f}M parameters, after {number(one.tokens_per_parameter, 1)} tokens per parameter, "
+        f"SPEN's block is {number(whole.mean, 3)} nats behind GPT-2's on held-out text{saved} "
+        f"({plural(len(whole.values), 'seed')}): what holds at {gap.parameters} may not hold there."
+    ]
 
 
 def percent(found: Ratio) -> str:
