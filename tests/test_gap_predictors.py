@@ -19,6 +19,7 @@ from ematrace.experiments import (
     gap_sparsity,
     gap_straight_through,
     gap_task,
+    gap_units,
 )
 from ematrace.experiments.chosen_rates import arm_key
 from ematrace.experiments.gap_predictors import (
@@ -251,6 +252,22 @@ def test_sparsity_keeps_what_it_says() -> None:
         assert (block.config.topk_grad, block.config.load_balance) == (arm.ffn.removeprefix("topk_"), arm.load_balance)
         kept[arm.kept] = int(usage[0].sum()) / 8
     assert kept == {0.03: 15, 0.06: 31, 0.12: 61, 0.25: 128, 0.5: 256, 1.0: 512}
+
+
+def test_more_units_at_one_width_keep_6_percent_of_them() -> None:
+    points = list(gap_units.grid("gpu", 1))
+    arms = [gap_units.WideArm(**{k: v for k, v in p.factors.items() if k not in ("size", "lr")}) for p in points]
+    assert len(set(arms)) == len(arms) == 6
+    assert {(arm.ffn, arm.load_balance) for arm in arms} == {("topk_ste", 0.01), ("topk_masked", 0.01)}
+    kept = {}
+    for arm in arms:
+        d_ff = matched_width(arm, "2m", 8192, 512)
+        model = build_arm(arm, "2m", d_ff, 300, 32)
+        config = model.config
+        assert (config.d_model, config.topk_grad) == (128, arm.ffn.removeprefix("topk_"))
+        kept[config.d_ff] = config.k
+        assert {block.ffn.W_up.out_features for block in model.model.layers} == {d_ff}
+    assert kept == {512: 31, 1536: 92, 3072: 184}
 
 
 def test_all_units_kept_is_the_dense_arm() -> None:

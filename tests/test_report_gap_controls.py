@@ -83,7 +83,10 @@ def test_every_predictor_is_in_the_table_and_the_switches_below(tmp_path: Path) 
 
 
 def test_units_kept_and_gradients(tmp_path: Path) -> None:
-    text = shown(gap_controls.sparsity, tmp_path, "gap_sparsity", "gap_straight_through")
+    text = shown(gap_controls.sparsity, tmp_path, "gap_sparsity", "gap_units", "gap_straight_through")
+    for units in ("512", "1,536", "3,072"):
+        assert f"{units} units, straight-through" in text
+        assert f"{units} units, true gradient" in text
     for share in ("3%", "6%", "12%", "25%", "50%", "100%"):
         assert f"{share} of units, straight-through" in text
     assert "load balance 1, true gradient" in text

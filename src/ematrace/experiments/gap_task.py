@@ -110,6 +110,10 @@ class Arm(ArmFactors):
         learned = {"positions": "learned"} if self.positions == "learned" else {}
         return fields | learned | {"mixer": self.context, "norm": self.norm, "mixer_options": self._mixer_options(of)}
 
+    def own_width(self, size: str) -> int | None:
+        """d_ff, where it is not matched."""
+        return SIZES[size]["d_ff"] if self.width == "fixed" else None
+
     def _mixer_options(self, of: Mapping[str, int]) -> dict[str, Any]:
         if "attention" not in self.context:
             return {}
@@ -236,8 +240,8 @@ def tokenizer_folder(data: str, vocab_size: int) -> Path:
 @cache
 def matched_width(arm: Arm, size: str, vocab_size: int, length: int) -> int:
     """d_ff, a multiple of 8, that gives an arm as many parameters as SPEN has at this size."""
-    if arm.width == "fixed":
-        return SIZES[size]["d_ff"]
+    if (own := arm.own_width(size)) is not None:
+        return own
     wanted = _parameters(SPEN, size, SIZES[size]["d_ff"], vocab_size, length)
     few, more = (_parameters(arm, size, d_ff, vocab_size, length) for d_ff in (8, 16))
     return 8 * round(1 + (wanted - few) / (more - few))

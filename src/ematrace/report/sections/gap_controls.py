@@ -113,7 +113,20 @@ def sparsity(data: ReportData) -> Sequence[Content | None]:
         if (points := [*_points(data, {s: _sparse(ffn, s, 0.0) for s in kept}, "gap_sparsity", "nats", HELD_OUT)])
     ]
     chart = _chart("Nats by the share of units kept", lines, "share of units", "nats") if lines else None
-    return [chart, measure_table(data, rows, columns, "Units kept and load balance"), *_gradient_parts(data)]
+    tables = [
+        measure_table(data, rows, columns, "Units kept and load balance"),
+        measure_table(data, _wide(data), columns, "More units at one width, 6% of them kept"),
+    ]
+    return [chart, *tables, *_gradient_parts(data)]
+
+
+def _wide(data: ReportData) -> list[Header]:
+    units = sorted(n for n in data.table.values_of("gap_units", "units", size=MAIN) if isinstance(n, int))
+    return [
+        Header(f"{n:,} units, {name}", "gap_units", where={"size": MAIN, "ffn": ffn, "units": n}, group=group)
+        for group, n in enumerate(units)
+        for ffn, name in GRADIENTS.items()
+    ]
 
 
 def _sparse(ffn: str, kept: float, weight: float) -> Factors:
