@@ -289,6 +289,43 @@ def test_decoded_tokens_are_those_of_the_best_reader() -> None:
     assert "in .300, not recorded yet and not recorded yet from the slow one" in write("readme-tokens", data)
 
 
+AT_130M = {  # on held-out text; WikiText-2 has 2 more and C4 1
+    ("skeleton", "ema_error", "topk_ste", "none", "tokens"): {0: 4.0, 1: 4.6, 2: 4.6},
+    ("skeleton", "ema_error", "topk_masked", "none", "tokens"): {0: 4.1},
+    ("gpt2", "attention", "dense", "learned", "tokens"): {0: 3.5, 1: 4.0},
+}
+
+
+class TestAt130M:
+    def data(self) -> ReportData:
+        found = []
+        for (block, context, ffn, positions, budget), seeds in AT_130M.items():
+            factors = {"block": block, "context": context, "ffn": ffn, "positions": positions, "budget": budget}
+            for seed, nats in seeds.items():
+                rows = [make_row({"tokens": 1e8})]
+                for text, more in (("validation", 0.0), ("wikitext2", 2.0), ("c4", 1.0)):
+                    rows.append(make_row({"nats": nats + more}, text=text, slice="all"))
+                    rows += [make_row({"perplexity": 77.0 + more}, text=text, state=s) for s in ("reset", "carried")]
+                rows += [make_row({"nats": nats - 1}, text="validation", slice="recall")]
+                of = {**factors, "width": "matched", "size": "130m"}
+                found.append(make_file(*rows, experiment="gap_130m", scale="gpu", seed=seed, factors=of))
+        return made(*found)
+
+    def test_differences_are_of_the_seeds_that_both_have(self) -> None:
+        text = write("readme-130m", self.data())
+        assert "with the true gradient +.100, +.100 and +.100;" in text
+        assert "GPT-2's block −.550, −.550 and −.550 at equal tokens and not recorded yet" in text
+        assert text.endswith("1 to 2 seeds.\n")
+
+    def test_every_recorded_arm_has_a_line(self) -> None:
+        text = write("at-130m", self.data())
+        tokens, *perplexities = ["100.0M", "77.0 / 77.0", "79.0 / 79.0", "78.0 / 78.0"]
+        assert row(text, "SPEN, Algorithm 1")[:7] == [tokens, *perplexities, "4.400", "3.400", "–"]
+        assert row(text, "SPEN, masked gradient")[4] == "4.100"
+        assert "1 to 3 seeds." in text
+        assert "EMA, dense" not in text
+
+
 class TestChoices:
     """Two standard deviations of the claim's own cells, .90 and .92, are .028."""
 

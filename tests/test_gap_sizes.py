@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from scipy.stats import entropy
 
+from ematrace.analysis.gap_design import SIZES
 from ematrace.baselines.language import UNIGRAM, Unigram
 from ematrace.experiments import (
     gap,
@@ -28,7 +29,7 @@ from ematrace.experiments import (
     unigram_floor,
 )
 from ematrace.experiments.base import Context, Experiment, Point
-from ematrace.experiments.gap_task import SIZES, SPEN, Arm, ScoredText, build_arm, matched_width
+from ematrace.experiments.gap_task import SPEN, Arm, ScoredText, build_arm, matched_width
 from ematrace.ledger import load_claims
 from ematrace.report.sections.spen import HELD_OUT
 from ematrace.results import Row

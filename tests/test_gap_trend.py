@@ -13,7 +13,7 @@ from ematrace.analysis.gap_trend import CONTRASTS, GRADIENT, WHOLE, Contrast, bu
 from ematrace.results import CellFile
 from gap_support import RATE, run, sweep
 
-[ENDS] = CONTRASTS[WHOLE]
+ENDS = CONTRASTS[WHOLE]
 NATS = {CHAIN[0]: 5.0, CHAIN[3]: 4.4, CHAIN[-1]: 4.0}
 
 
@@ -70,32 +70,77 @@ def test_other_scored_tokens_are_left_out() -> None:
     assert found.differences["SPEN to dense"].mean == pytest.approx(0.48, abs=0.01)
 
 
+MASKED = CONTRASTS[GRADIENT][1]
+SCALED = 0.000667  # RATE over the width
+
+
+def at_130m(seeds: int = 1, **changes: Any) -> list[CellFile]:
+    return runs("130m", seeds=seeds, experiment="gap_130m", **{"lr": SCALED, **changes})
+
+
+def masked_at_130m(nats: float = 5.1, seed: int = 0, lr: float = SCALED) -> CellFile:
+    return run(MASKED, seed, nats, 4.0, size="130m", experiment="gap_130m", lr=lr)
+
+
 def test_at_130m_the_rate_of_2m_over_the_width_will_do_on_any_seeds() -> None:
-    own = runs("130m", seeds=1, experiment="gap_130m", lr=0.00133)
-    found = trend_of(*own, *settled("2m"))
+    found = trend_of(*at_130m(), *settled("2m"))
     assert found.differences[WHOLE].values == pytest.approx((0.8,))
     assert found.components == {}
-    unsettled = trend_of(*own, *settled("2m", rates=(0.001, 0.002, 0.0025, 0.003, RATE)))
+    unsettled = trend_of(*at_130m(), *settled("2m", rates=(0.001, 0.002, 0.0025, 0.003, RATE)))
     assert {absence.why for absence in unsettled.left_out.values()} == {
         "at 2m: its best rate, 0.004, is at the end of the grid"
     }
 
 
-def test_the_gradient_at_130m_is_that_of_the_whole_block_at_the_rate_of_the_one_without_load_balance() -> None:
-    masked = run(replace(CHAIN[0], ffn="topk_masked"), 0, 5.1, 4.0, size="130m", experiment="gap_130m", lr=0.000667)
-    own = [*runs("130m", seeds=1, experiment="gap_130m", lr=0.00133), masked]
+def test_at_130m_another_rate_is_left_out_but_where_it_was_swept_there() -> None:
+    other = at_130m(lr=0.00133)
+    found = trend_of(*other, *settled("2m"))
+    assert found.differences == {}
+    [why] = {absence.why for absence in found.left_out.values()}
+    assert why == "its cells are at 0.00133, the rate of 2m over the width is 0.000667"
+    there = settled("130m", rates=(0.0003, 0.000667, 0.00133, 0.002, 0.004), best=0.00133)
+    assert trend_of(*other, *settled("2m"), *there).differences[WHOLE].values == pytest.approx((0.8,))
+    refused = trend_of(*at_130m(), *settled("2m"), *there)
+    assert {absence.why for absence in refused.left_out.values()} == {
+        "its cells are at 0.000667, the best rate is 0.00133"
+    }
+
+
+def test_seeds_that_one_arm_alone_has_do_not_count() -> None:
+    """Two more seeds of SPEN, half a nat worse, and the difference to the true gradient is still of the first."""
+    more = [run(CHAIN[0], seed, 5.6, 4.0, size="130m", experiment="gap_130m", lr=SCALED) for seed in (1, 2)]
     swept = sweep((*NATS, CHAIN[2]), experiment="gap_rates", size="2m")
-    assert trend_of(*own, *swept).differences[GRADIENT].values == pytest.approx((-0.08,))
-    refused = trend_of(*own, *settled("2m"))
+    found = trend_of(*at_130m(), *more, masked_at_130m(), *swept)
+    assert found.differences[GRADIENT].values == pytest.approx((-0.08,))
+
+
+def test_an_arm_with_load_balance_has_the_rate_of_that_without_unless_it_was_swept() -> None:
+    swept = sweep((*NATS, CHAIN[2]), experiment="gap_rates", size="2m")
+    assert trend_of(*at_130m(), masked_at_130m(), *swept).differences[GRADIENT].values == pytest.approx((-0.08,))
+    refused = trend_of(*at_130m(), masked_at_130m(), *settled("2m"))
     assert GRADIENT not in refused.differences
     assert [absence.why for absence in refused.left_out.values()] == ["at 2m: its learning rates were not swept"]
+    heavier = sweep((*NATS, replace(MASKED, load_balance=1.0)), experiment="gap_rates", size="2m")
+    assert GRADIENT not in trend_of(*at_130m(), masked_at_130m(), *heavier).differences
+    its_own = sweep((MASKED,), experiment="gap_rates", size="2m", rates=(0.001, 0.002, 0.004, 0.008, 0.016), best=0.008)
+    assert GRADIENT not in trend_of(*at_130m(), masked_at_130m(), *swept, *its_own).differences
+    faster = trend_of(*at_130m(), masked_at_130m(lr=0.00133), *swept, *its_own)
+    assert faster.differences[GRADIENT].values == pytest.approx((-0.08,))
 
 
-def test_where_both_pairs_are_there_the_gradient_is_that_without_load_balance() -> None:
-    arms = {CHAIN[0]: 5.0, replace(CHAIN[0], ffn="topk_masked"): 4.0, CHAIN[1]: 4.5, CHAIN[2]: 4.4}
+def test_arms_of_the_main_size_may_lie_in_either_experiment() -> None:
+    main = runs("2m", experiment="gap")
+    masked = [run(MASKED, seed, 4.7 + 0.001 * seed, 4.0, experiment="gap_sizes") for seed in range(3)]
+    found = trend_of(*main, *masked, *sweep((*NATS, CHAIN[2]), experiment="gap_rates", size="2m"))
+    assert found.differences[GRADIENT].mean == pytest.approx(0.24, abs=0.01)
+    assert found.experiment == "gap"
+
+
+def test_the_parameters_are_those_of_spen() -> None:
     files = [
-        run(arm, seed, nats, 3.0, size="2m", experiment="gap_sizes") for arm, nats in arms.items() for seed in range(3)
+        run(arm, 0, nats, 4.0, size="130m", experiment="gap_130m", lr=SCALED, parameters=1e6 * (1 + (arm == CHAIN[0])))
+        for arm, nats in reversed(NATS.items())
     ]
-    found = trend_of(*files, *sweep((CHAIN[0], CHAIN[1], CHAIN[2]), experiment="gap_rates", size="2m"))
-    assert found.differences[GRADIENT].mean == pytest.approx(0.08)
-    assert not found.left_out
+    found = trend_of(*files, *settled("2m"))
+    assert found.parameters == 2e6
+    assert found.tokens_per_parameter == found.tokens / 2e6

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
+
 from doc_tables.blocks import NOT_RECORDED, markdown, mean, seeds_of, select, table
 from ematrace.report.data import ReportData
-from ematrace.report.formatting import number
+from ematrace.report.formatting import MINUS, number, plural
 from ematrace.report.gap import listed
 from ematrace.report.sections.spen import AT_130M, BUDGETS_130M
-from ematrace.results import Factors
+from ematrace.results import Factors, Selection
 
 EXPERIMENT = "gap_130m"
 TEXTS = {"validation": "held-out text", "wikitext2": "WikiText-2", "c4": "C4"}
@@ -33,7 +35,10 @@ def at_130m(data: ReportData, _: str) -> str:
                 )
                 for text in TEXTS
             ]
-            of_slices = [number(nats_of(data, arm, "validation", part), 3) for part in ("all", *SLICES)]
+            of_slices = [
+                number(None if (found := of_text(data, arm, "validation", part)) is None else found.sample.mean, 3)
+                for part in ("all", *SLICES)
+            ]
             passes = " / ".join(mean(data.table, EXPERIMENT, "pass_end_nats", {**arm, "pass": i}) for i in (1, 2))
             lines.append((f"{label}{note}", f"{tokens.sample.mean / 1e6:.1f}M", *cells, *of_slices, passes))
             used.append(tokens)
@@ -45,25 +50,37 @@ def at_130m(data: ReportData, _: str) -> str:
 
 @table("readme-130m", EXPERIMENT)
 def readme_130m(data: ReportData, _: str) -> str:
-    """One sentence of the same cells: nats that an arm has more of than SPEN's block."""
-    base = [nats_of(data, SPEN, text, "all") for text in TEXTS]
+    """One sentence of the same cells: nats that an arm has more of than SPEN's block, on the seeds that both have."""
+    counts: set[int] = set()
 
     def beside_spen(label: str, budget: str) -> str:
-        found = [nats_of(data, {**AT_130M[label], "size": "130m", "budget": budget}, text, "all") for text in TEXTS]
-        return listed([signed(a, b) for a, b in zip(found, base, strict=True)])
+        arm: Factors = {**AT_130M[label], "size": "130m", "budget": budget}
+        found = []
+        for text in TEXTS:
+            mean, seeds = more_nats(of_text(data, arm, text), of_text(data, SPEN, text))
+            counts.update([seeds] if seeds else [])
+            found.append(NOT_RECORDED if mean is None else number(mean, 3, signed=True))
+        return listed(found)
 
+    masked, tokens, flops = (
+        beside_spen("SPEN, masked gradient", "tokens"), beside_spen(GPT2, "tokens"), beside_spen(GPT2, "flops")
+    )  # fmt: skip
+    few, *more = sorted(counts) or [0]
     return (
-        f"In nats beside SPEN's block, on {listed(list(TEXTS.values()))}: the same with the true gradient "
-        f"{beside_spen('SPEN, masked gradient', 'tokens')}; GPT-2's block {beside_spen(GPT2, 'tokens')} at equal "
-        f"tokens and {beside_spen(GPT2, 'flops')} at equal FLOPs. "
-        f"{seeds_of([select(data.table, EXPERIMENT, 'tokens', SPEN)])}\n"
+        f"Nats more (+) or fewer ({MINUS}) than SPEN's block, on {listed(list(TEXTS.values()))}: the same with the "
+        f"true gradient {masked}; GPT-2's block {tokens} at equal tokens and {flops} at equal FLOPs. "
+        f"{f'{few} to {more[-1]} seeds' if more else plural(few, 'seed')}.\n"
     )
 
 
-def nats_of(data: ReportData, arm: Factors, text: str, part: str) -> float | None:
-    found = select(data.table, EXPERIMENT, "nats", {**arm, "text": text, "slice": part})
-    return None if found is None else found.sample.mean
+def of_text(data: ReportData, arm: Factors, text: str, part: str = "all") -> Selection | None:
+    return select(data.table, EXPERIMENT, "nats", {**arm, "text": text, "slice": part})
 
 
-def signed(one: float | None, other: float | None) -> str:
-    return NOT_RECORDED if one is None or other is None else number(one - other, 3, signed=True)
+def more_nats(one: Selection | None, other: Selection | None) -> tuple[float | None, int]:
+    """What the first has more of, and of how many seeds."""
+    if one is None or other is None:
+        return None, 0
+    ours, theirs = (dict(zip(found.seeds, found.sample.values, strict=True)) for found in (one, other))
+    pairs = [ours[seed] - theirs[seed] for seed in ours.keys() & theirs.keys()]
+    return (math.fsum(pairs) / len(pairs) if pairs else None), len(pairs)

@@ -44,6 +44,25 @@ class ArmFactors:
         return ", ".join(named.get(name, "{}").format(value) for name, value in values.items())
 
 
+SIZES: Mapping[str, Mapping[str, int]] = {
+    "toy": {"d_model": 32, "n_layers": 2, "d_ff": 128, "n_heads": 2},  # shows that it runs, and nothing else
+    "ablation": {"d_model": 128, "n_layers": 2, "d_ff": 512, "n_heads": 4},  # the paper's, of predictors
+    "2m": {"d_model": 128, "n_layers": 4, "d_ff": 512, "n_heads": 4},
+    "7m": {"d_model": 256, "n_layers": 6, "d_ff": 1024, "n_heads": 8},
+    "30m": {"d_model": 512, "n_layers": 8, "d_ff": 2048, "n_heads": 8},
+    "130m": {"d_model": 768, "n_layers": 12, "d_ff": 3072, "n_heads": 12},  # the paper's
+}
+
+
+def over_width(at_2m: float, size: str) -> float:
+    """A rate of `2m` for the width of another size, to three digits.
+
+    >>> over_width(0.006, "130m")
+    0.001
+    """
+    return float(f"{at_2m * SIZES['2m']['d_model'] / SIZES[size]['d_model']:.3g}")
+
+
 SPEN = ArmFactors("ema_error", ffn="topk_ste", residual="ffn", norm="algorithm1", load_balance=0.01)
 
 

@@ -266,7 +266,7 @@ def sweeps(table: Table, size: str, experiment: str = SWEEP) -> dict[ArmFactors,
     return {arm: sweep for arm, sweep in found if arm is not None}
 
 
-def published_rate(rates: Sequence[float], sweep: Sweep | None, size: str) -> float | Absence:
+def published_rate(rates: Sequence[float], sweep: Sweep | None, size: str, experiment: str = SWEEP) -> float | Absence:
     """The rate whose cells count, or why none do.
 
     >>> published_rate([0.004], Sweep({}, {0.002: {0: 5.05}, 0.004: {0: 5.0}, 0.008: {0: 5.05}}), "2m")
@@ -277,9 +277,9 @@ def published_rate(rates: Sequence[float], sweep: Sweep | None, size: str) -> fl
     if size == TOY:
         return rates[0] if len(rates) == 1 else Absence(f"cells at several rates: {_list(rates)}")
     if sweep is None:
-        return Absence(NOT_SWEPT, SWEEP)
+        return Absence(NOT_SWEPT, experiment)
     if sweep.obstacle is not None:
-        return Absence(sweep.obstacle, SWEEP)
+        return Absence(sweep.obstacle, experiment)
     if sweep.best not in rates:
         return Absence(f"its cells are at {_list(rates)}, the best rate is {sweep.best:g}")
     return sweep.best

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from ematrace.analysis.gap import Ratio, ratio
-from ematrace.analysis.gap_design import ATTENTION, CHAIN, EMA, ArmFactors
+from ematrace.analysis.gap_design import ATTENTION, CHAIN, EMA, SPEN, ArmFactors, over_width
 from ematrace.analysis.gap_scores import (
     EXPERIMENT,
     MAIN,
@@ -35,19 +35,18 @@ SIZES, LARGEST = "gap_sizes", "gap_130m"
 SIZE_SWEEP = "gap_size_rates"
 LEAST_SEEDS = 3
 FROM_MAIN = ("130m",)  # sizes at which a rate may be that of the main size over the width
-Ends = tuple[ArmFactors, ArmFactors]
-# Which arm is how much worse than which: what SPEN lacks to GPT-2, and parts of it. Of several pairs the first that was
-# measured counts.
-WHOLE, GRADIENT = "SPEN to GPT-2", "straight-through to true gradient"
-CONTRASTS: Mapping[str, Sequence[Ends]] = {
-    WHOLE: [(CHAIN[0], CHAIN[-1])],
-    "SPEN to dense": [(CHAIN[0], CHAIN[3])],
-    GRADIENT: [(CHAIN[1], CHAIN[2]), (CHAIN[0], replace(CHAIN[0], ffn="topk_masked"))],  # without load balance, with it
-    "EMA to attention, dense": [(EMA, ATTENTION)],
+# Which arm is how much worse than which: what SPEN lacks to GPT-2, and parts of it.
+GPT2, DENSE, MASKED = CHAIN[-1], CHAIN[3], replace(SPEN, ffn="topk_masked")
+WHOLE, GRADIENT = "SPEN to GPT-2", "SPEN to its true gradient"
+CONTRASTS = {
+    WHOLE: (SPEN, GPT2),
+    "SPEN to dense": (SPEN, DENSE),
+    GRADIENT: (SPEN, MASKED),
+    "EMA to attention, dense": (EMA, ATTENTION),
 }
 COMPONENTS = {
-    "sparse feed-forward layer, its gradient and load balance": (CHAIN[0], CHAIN[3]),
-    "everything else": (CHAIN[3], CHAIN[-1]),
+    "sparse feed-forward layer, its gradient and load balance": (SPEN, DENSE),
+    "everything else": (DENSE, GPT2),
 }
 """They add up to the whole."""
 
@@ -74,63 +73,70 @@ class Contrast:
 
 def build_trend(table: Table, text: str = "validation") -> list[Contrast]:
     """By tokens per parameter, over everything that was measured but toys."""
-    found = []
-    for experiment in (EXPERIMENT, SIZES, LARGEST):
-        groups: dict[tuple[str, int, int], list[Run]] = defaultdict(list)
+    groups: dict[tuple[str, int, int], list[Run]] = defaultdict(list)
+    first: dict[tuple[str, int, int], str] = {}
+    for experiment in (EXPERIMENT, SIZES, LARGEST):  # the second has arms of the first one's size as well
         for size in dict.fromkeys(map(str, table.values_of(experiment, "size"))):
             for run in runs_of(table, experiment, size):
                 tokens, vocabulary = (run.settings.get(name) for name in ("tokens", "vocab_size"))
                 if size != TOY and isinstance(tokens, int) and isinstance(vocabulary, int):
                     groups[size, tokens, vocabulary].append(run)
-        found += [_contrast(table, experiment, *key, runs, text) for key, runs in groups.items()]
+                    first.setdefault((size, tokens, vocabulary), experiment)
+    found = [_contrast(table, first[key], *key, runs, text) for key, runs in groups.items()]
     return sorted((c for c in found if c.differences or c.left_out), key=lambda c: c.tokens_per_parameter)
 
 
 def _contrast(
     table: Table, experiment: str, size: str, tokens: int, vocabulary: int, runs: list[Run], text: str
 ) -> Contrast:
-    arms = {arm for pairs in CONTRASTS.values() for ends in pairs for arm in ends}
+    arms = {arm for ends in CONTRASTS.values() for arm in ends}
     decisive = [run for run in runs if run.arm in arms]
     scores = admit(decisive, size, _rate_of(table, size))
     least = 1 if size in FROM_MAIN else LEAST_SEEDS
-    differences = {name: s for name, pairs in CONTRASTS.items() if (s := _difference(scores, pairs, text, least))}
+    differences = {name: s for name, ends in CONTRASTS.items() if (s := _difference(scores, ends, text, least))}
     components = {}
-    of_whole = [CHAIN[0], CHAIN[-1], CHAIN[3]]
+    of_whole = [SPEN, DENSE, GPT2]
     if all(arm in scores.arms for arm in of_whole) and len(seeds := scores.common_seeds(of_whole)) >= LEAST_SEEDS:
         nats = {arm: scores.nats(arm, text, "all", seeds) for arm in of_whole}
-        whole = np.subtract(*(nats[arm] for arm in of_whole[:2]))
+        whole = np.subtract(*(nats[arm] for arm in CONTRASTS[WHOLE]))
         components = {name: ratio(nats[one] - nats[other], whole) for name, (one, other) in COMPONENTS.items()}
-    parameters = next((run.parameters for run in decisive if run.parameters), math.nan)
+    of_spen_first = sorted(decisive, key=lambda run: run.arm != SPEN)
+    parameters = next((run.parameters for run in of_spen_first if run.parameters), math.nan)
     left_out = {**scores.refused, **_too_few(scores, least)}
     return Contrast(experiment, size, tokens, vocabulary, parameters, differences, components, left_out)
 
 
 def _rate_of(table: Table, size: str) -> Callable[[ArmFactors, Sequence[float]], float | Absence]:
-    """Which rate of an arm counts at a size."""
+    """Which rate of an arm counts at a size.
+
+    By the plan an arm with load balance has the rate of the same without, unless it was swept itself.
+    """
     main, own = sweeps(table, MAIN, SWEEP), sweeps(table, size, SIZE_SWEEP)
-    without = {replace(arm, load_balance=0.01): found for arm, found in main.items() if arm.load_balance == 0.0}
-    main = without | main  # by the plan, an arm with load balance has the rate of that without, unless it was swept
-    swept = main if size == MAIN else own
+    borrowed = {replace(a, load_balance=SPEN.load_balance): sweep for a, sweep in main.items() if a.load_balance == 0.0}
+    main = borrowed | main
 
     def rate_of(arm: ArmFactors, rates: Sequence[float]) -> float | Absence:
+        if size == MAIN:
+            return published_rate(rates, main.get(arm), size)
         if size not in FROM_MAIN or arm in own:
-            return published_rate(rates, swept.get(arm), size)
-        if len(rates) > 1:
-            return Absence(f"cells at several rates: {', '.join(f'{rate:g}' for rate in rates)}", LARGEST)
+            return published_rate(rates, own.get(arm), size, SIZE_SWEEP)
         at_main = main.get(arm)
-        if at_main is None or at_main.obstacle is not None:
+        if at_main is None or at_main.obstacle is not None or at_main.best is None:
             return Absence(f"at {MAIN}: {NOT_SWEPT if at_main is None else at_main.obstacle}", SWEEP)
-        return rates[0]
+        scaled = over_width(at_main.best, size)
+        if scaled not in rates:
+            listed = ", ".join(f"{rate:g}" for rate in rates)
+            return Absence(f"its cells are at {listed}, the rate of {MAIN} over the width is {scaled:g}", LARGEST)
+        return scaled
 
     return rate_of
 
 
-def _difference(scores: GapScores, pairs: Sequence[Ends], text: str, least: int) -> Sample | None:
-    for ends in pairs:
-        if all(arm in scores.arms for arm in ends) and len(seeds := scores.common_seeds(ends)) >= least:
-            worse, better = (scores.nats(arm, text, "all", seeds) for arm in ends)
-            return Sample(tuple(worse - better))
-    return None
+def _difference(scores: GapScores, ends: tuple[ArmFactors, ArmFactors], text: str, least: int) -> Sample | None:
+    if any(arm not in scores.arms for arm in ends) or len(seeds := scores.common_seeds(ends)) < least:
+        return None
+    worse, better = (scores.nats(arm, text, "all", seeds) for arm in ends)
+    return Sample(tuple(worse - better))
 
 
 def _too_few(scores: GapScores, least: int) -> dict[ArmFactors, Absence]:

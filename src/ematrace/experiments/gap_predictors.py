@@ -18,10 +18,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ematrace.analysis.gap_design import over_width
 from ematrace.experiments.base import Context, Experiment, Point, number
 from ematrace.experiments.chosen_rates import chosen_rate
 from ematrace.experiments.gap_rates import DIRECT, RATES, UNBALANCED
-from ematrace.experiments.gap_sizes import over_width
 from ematrace.experiments.gap_task import SCORED_AT_ONCE, SETTINGS, SPEN, Arm, ScoredText, budget_of, measure_arm
 from ematrace.mixers.ema_attention import EmaAttentionMixer
 from ematrace.models.block import Block

@@ -21,13 +21,13 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from ematrace.analysis.gap_design import SIZES
 from ematrace.experiments.base import Context, Experiment, Point, number
 from ematrace.experiments.gap_rates import RATES
 from ematrace.experiments.gap_sizes import rate_at
 from ematrace.experiments.gap_task import (
     SCORED_AT_ONCE,
     SETTINGS,
-    SIZES,
     TRAINING,
     Arm,
     budget_of,

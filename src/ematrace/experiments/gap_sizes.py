@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, replace
 from typing import Any
 
+from ematrace.analysis.gap_design import over_width
 from ematrace.experiments.base import Context, Experiment, Point
 from ematrace.experiments.chosen_rates import chosen_rate
 from ematrace.experiments.gap_rates import ARMS, CHAIN, RATES
@@ -22,7 +23,6 @@ from ematrace.experiments.gap_task import (
     BUDGETS,
     GPT2_ENTRIES,
     SETTINGS,
-    SIZES,
     SPEN,
     Arm,
     budget_of,
@@ -53,15 +53,6 @@ def scaled_rate(arm: Arm, size: str, factor: float = 1.0) -> float | None:
     """The rate of `2m` over the width, times `factor`."""
     at_2m = rate_at(arm, "2m")
     return None if at_2m is None else over_width(factor * at_2m, size)
-
-
-def over_width(at_2m: float, size: str) -> float:
-    """A rate of `2m` for the width of another size, to three digits.
-
-    >>> over_width(0.006, "130m")
-    0.001
-    """
-    return float(f"{at_2m * SIZES['2m']['d_model'] / SIZES[size]['d_model']:.3g}")
 
 
 def _swept(arm: Arm) -> Arm:

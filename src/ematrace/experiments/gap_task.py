@@ -23,7 +23,7 @@ from filelock import FileLock
 from numpy.typing import NDArray
 
 from ematrace.analysis import gap_design
-from ematrace.analysis.gap_design import ArmFactors
+from ematrace.analysis.gap_design import SIZES, ArmFactors
 from ematrace.analysis.rates import SELECTION
 from ematrace.baselines.language import UNIGRAM, Unigram
 from ematrace.experiments.base import Context, Point, number
@@ -51,14 +51,6 @@ from ematrace.train.models import build_model
 from ematrace.train.run import NonFiniteLoss
 
 KEPT = 0.06  # share of the units that the paper's top-k keeps
-SIZES: Mapping[str, Mapping[str, int]] = {
-    "toy": {"d_model": 32, "n_layers": 2, "d_ff": 128, "n_heads": 2},  # shows that it runs, and nothing else
-    "ablation": {"d_model": 128, "n_layers": 2, "d_ff": 512, "n_heads": 4},  # the paper's, of predictors
-    "2m": {"d_model": 128, "n_layers": 4, "d_ff": 512, "n_heads": 4},
-    "7m": {"d_model": 256, "n_layers": 6, "d_ff": 1024, "n_heads": 8},
-    "30m": {"d_model": 512, "n_layers": 8, "d_ff": 2048, "n_heads": 8},
-    "130m": {"d_model": 768, "n_layers": 12, "d_ff": 3072, "n_heads": 12},  # the paper's
-}
 GPT2_ENTRIES = 50_257  # of its tokenizer; a vocabulary of any other size is trained on the text
 _BUDGET = {
     **{"tokens": 3584 * 64 * 512, "sequences": 64, "length": 512, "warmup": 200},

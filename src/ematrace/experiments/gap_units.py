@@ -11,10 +11,11 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from ematrace.analysis.gap_design import SIZES
 from ematrace.experiments.base import Context, Experiment, Point
 from ematrace.experiments.gap_rates import RATES
 from ematrace.experiments.gap_sizes import MASKED, rate_at
-from ematrace.experiments.gap_task import SETTINGS, SIZES, SPEN, Arm, budget_of, measure_arm
+from ematrace.experiments.gap_task import SETTINGS, SPEN, Arm, budget_of, measure_arm
 from ematrace.results import Row
 
 UNITS = (SIZES["2m"]["d_ff"], 1536, SIZES["130m"]["d_ff"])

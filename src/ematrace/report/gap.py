@@ -27,7 +27,7 @@ from ematrace.analysis.gap import (
 from ematrace.analysis.gap_closure import Closure, build_closure
 from ematrace.analysis.gap_design import ATTENTION, BETWEEN, CHAIN, EMA, END, LEARNED, START, ArmFactors
 from ematrace.analysis.gap_scores import EXPERIMENT, MAIN, SEEDS, TOY, Absence, GapScores, load_scores
-from ematrace.analysis.gap_trend import GRADIENT, LARGEST, WHOLE, build_trend
+from ematrace.analysis.gap_trend import GRADIENT, LARGEST, LEAST_SEEDS, SIZE_SWEEP, WHOLE, build_trend
 from ematrace.report.charts import Fall, RowChart, waterfall_chart
 from ematrace.report.commands import Command
 from ematrace.report.data import ReportData
@@ -341,21 +341,31 @@ def _shares_sentence(gap: GapData) -> list[str]:
 
 
 def _largest_sentence(gap: GapData) -> list[str]:
-    """What the same differences are at the paper's size, at rates that were not swept there."""
-    found = [one for one in build_trend(gap.data.cells) if one.experiment == LARGEST and WHOLE in one.differences]
+    """What the same differences are at the paper's size."""
+    found = [one for one in build_trend(gap.data.cells) if one.experiment == LARGEST and one.differences]
     if not found:
         return []
-    one = max(found, key=lambda contrast: contrast.tokens)
-    whole, gradient = one.differences[WHOLE], one.differences.get(GRADIENT)
-    saved = ""
-    if gradient is not None:
-        does = "saves" if gradient.mean >= 0 else "costs"
-        saved = f", and the true gradient of its top-k {does} {number(abs(gradient.mean), 3)}"
+    one = found[-1]  # with the most tokens
+    said = []
+    if (whole := one.differences.get(WHOLE)) is not None:
+        said.append(f"SPEN's block is {_apart(whole)} nats {'behind' if whole.mean >= 0 else 'ahead of'} GPT-2's")
+    if (gradient := one.differences.get(GRADIENT)) is not None:
+        said.append(f"the true gradient of its top-k {'saves' if gradient.mean >= 0 else 'costs'} {_apart(gradient)}")
+    if not said:
+        return []
+    seeds = min(len(sample.values) for sample in (whole, gradient) if sample is not None)
+    swept = one.size in gap.data.cells.values_of(SIZE_SWEEP, "size")
+    rates = "" if swept else f", rates carried over from {gap.parameters}"
     return [
         f"At {one.parameters / 1e6:.1f}M parameters, after {number(one.tokens_per_parameter, 1)} tokens per parameter, "
-        f"SPEN's block is {number(whole.mean, 3)} nats behind GPT-2's on held-out text{saved} "
-        f"({plural(len(whole.values), 'seed')}): what holds at {gap.parameters} may not hold there."
+        f"{' and '.join(said)} on held-out text ({plural(seeds, 'seed')}{rates})."
     ]
+
+
+def _apart(sample: Sample) -> str:
+    """Without its sign, which words have; an interval where the plan has one."""
+    size = Sample(tuple(abs(sample.mean) / sample.mean * x for x in sample.values)) if sample.mean else sample
+    return with_interval(size) if len(size.values) >= LEAST_SEEDS else number(size.mean, 3)
 
 
 def percent(found: Ratio) -> str:

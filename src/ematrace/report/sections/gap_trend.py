@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
-from ematrace.analysis.gap_trend import COMPONENTS, CONTRASTS, LEAST_SEEDS, Contrast, build_trend
+from ematrace.analysis.gap_scores import EXPERIMENT
+from ematrace.analysis.gap_trend import COMPONENTS, CONTRASTS, FROM_MAIN, LEAST_SEEDS, Contrast, build_trend
 from ematrace.report.charts import Line, LineChart, Point, linear_axis, log_axis
 from ematrace.report.formatting import interval, number, over_seeds
 from ematrace.report.gap import share_text
@@ -13,13 +14,17 @@ from ematrace.results import Interval, Sample, Table
 
 
 def trend(cells: Table) -> Iterator[Content]:
+    """Charts of what differs in one thing alone: tokens at one size, or the size at the same tokens. The table has all,
+    also 130M parameters, where vocabulary, context and tokens differ as well."""
     everything = build_trend(cells)
     found = [one for one in everything if one.differences]
-    if len({one.tokens_per_parameter for one in found}) > 1:
-        yield trend_chart(found)
-    with_shares = [one for one in found if any(part.share for part in one.components.values())]
-    if len({one.tokens_per_parameter for one in with_shares}) > 1:
-        yield share_chart(with_shares)
+    main = next((one for one in found if one.experiment == EXPERIMENT), None)
+    if main is not None:
+        alike = [one for one in found if one.vocabulary == main.vocabulary]
+        by_tokens = [one for one in alike if one.size == main.size]
+        yield from _charts(by_tokens, lambda one: one.tokens_per_parameter, "tokens per parameter")
+        by_size = [one for one in alike if one.tokens == main.tokens and one.size not in FROM_MAIN]
+        yield from _charts(by_size, lambda one: one.parameters, "parameters")
     if found:
         yield trend_table(found)
     for one in everything:
@@ -28,34 +33,33 @@ def trend(cells: Table) -> Iterator[Content]:
             yield Paragraph(f"Left out of {one.experiment} at {_label(one)}: {why}.", "missing")
 
 
-def trend_chart(found: Sequence[Contrast]) -> LineChart:
-    """A line for each difference, through all sizes and budgets in the order of tokens per parameter."""
-    lines = {
-        name: [(c.tokens_per_parameter, s.mean, _ends(s)) for c in found if (s := c.differences.get(name))]
-        for name in CONTRASTS
+def _charts(found: Sequence[Contrast], at: Callable[[Contrast], float], title: str) -> Iterator[LineChart]:
+    """Of the differences, and of what each component is of the whole; nothing where there is only one point."""
+    differences = {
+        name: [(at(c), s.mean, _ends(s)) for c in found if (s := c.differences.get(name))] for name in CONTRASTS
     }
-    return _chart("Differences by tokens per parameter", lines, "nats")
-
-
-def share_chart(found: Sequence[Contrast]) -> LineChart:
-    """Of the whole distance, what each component is."""
-    lines = {
+    shares = {
         name: [
-            (c.tokens_per_parameter, r.share, r.interval) for c in found if (r := c.components[name]).share is not None
+            (at(c), part.share, part.interval)
+            for c in found
+            if (part := c.components.get(name)) is not None and part.share is not None
         ]
         for name in COMPONENTS
     }
-    return _chart("Share of the distance from SPEN to GPT-2, by tokens per parameter", lines, "share")
+    if len({at(one) for one in found}) > 1:
+        yield _chart(f"Differences by {title}", differences, title, "nats")
+        if len({x for points in shares.values() for x, *_ in points}) > 1:
+            yield _chart(f"Share of the distance from SPEN to GPT-2, by {title}", shares, title, "share")
 
 
-def _chart(caption: str, lines: dict[str, list[tuple[float, float, Interval | None]]], y_title: str) -> LineChart:
+def _chart(
+    caption: str, lines: dict[str, list[tuple[float, float, Interval | None]]], x_title: str, y_title: str
+) -> LineChart:
     shown = [Line(name, [Point(*point) for point in points]) for name, points in lines.items() if points]
     ys = [y for line in shown for point in line.points for y in (point.y, *(point.ends or ()))]
     xs = [point.x for line in shown for point in line.points]
     x_axis = log_axis(min(xs) / 1.1, 1.1 * max(xs), number)
-    return LineChart(
-        caption, shown, x_axis, linear_axis(min(0.0, *ys), 1.05 * max(ys)), "tokens per parameter", y_title
-    )
+    return LineChart(caption, shown, x_axis, linear_axis(min(0.0, *ys), 1.05 * max(ys)), x_title, y_title)
 
 
 def _ends(sample: Sample) -> Interval | None:
