@@ -5,14 +5,15 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
 from runner_support import executions, files_in, write_own
 
-pytest.importorskip("ray")
-pytestmark = pytest.mark.slow
+# Only the processes of the tests import it, which takes half a second.
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(find_spec("ray") is None, reason="ray is not installed")]
 
 # In a process of its own: Ray takes signals, threads and environment variables of the process it is started in.
 KILL_A_NODE = """

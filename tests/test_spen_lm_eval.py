@@ -51,14 +51,17 @@ metric_list: [{{metric: word_perplexity}}, {{metric: byte_perplexity}}, {{metric
 metadata: {{version: 1.0}}
 """
 
-# What `lm_eval` runs, without the index of the harness's own 14,000 tasks, which takes longer than all the rest.
+# What `lm_eval` runs, without the index of the harness's own 14,000 tasks, which takes longer than all the rest, and
+# without the list of all that is installed, which it asks pip for.
 HARNESS = """
 import sys
 from functools import partial
 
 import lm_eval.tasks
+import torch.utils.collect_env
 from lm_eval.__main__ import cli_evaluate
 
+torch.utils.collect_env.get_pip_packages = lambda run: ("pip", "")
 lm_eval.tasks.TaskManager = partial(lm_eval.tasks.TaskManager, include_defaults=False)
 sys.exit(cli_evaluate())
 """
@@ -105,6 +108,7 @@ def offline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", True)
     monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "datasets")
+    monkeypatch.setattr("torch.utils.collect_env.get_pip_packages", lambda run: ("pip", ""))
 
 
 def log_likelihood(model: SpenForCausalLM, context: list[int], continuation: list[int]) -> float:
