@@ -7,6 +7,7 @@ import functools
 import gc
 import inspect
 import itertools
+import math
 import os
 import platform
 import sys
@@ -87,7 +88,8 @@ def interpret_faster(interpreter: Any) -> None:
 
     It looks through its language for builtins at every launch; here once, and the same are replaced. It replaces them
     at every call of a helper, where the kernel's launch has done it. It writes the table of its types at every look
-    into it. And it looks for integers that overflow, only to tell nobody unless `debug` is on.
+    into it. It describes the shape of every value anew, in objects that nobody changes. And it looks for integers that
+    overflow, only to tell nobody unless `debug` is on.
     """
     builder, is_builtin = interpreter.interpreter_builder, interpreter.tl.core.is_builtin
     scopes, patch_lang, languages = interpreter._LangPatchScope, interpreter._patch_lang, interpreter.tl
@@ -122,6 +124,43 @@ def interpret_faster(interpreter: Any) -> None:
             dtype = dtype.element_ty
         return np_dtype_of_scalar(dtype) if type(dtype) is languages.dtype else np_dtype_of(dtype)
 
+    @functools.cache
+    def called(member: Any) -> Any:
+        """The function behind the check that `_semantic` was given, which it always is here."""
+        function, semantic = getattr(member, "__wrapped__", member), interpreter.interpreter_semantic
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            kwargs["_semantic"] = semantic
+            return function(*args, **kwargs)
+
+        return call
+
+    def patch_attr(obj: Any, name: str, member: Any, builder: Any, scope: Any) -> None:
+        scope.set_attr(obj, name, called(member))
+
+    core, init_block_type = languages.core, languages.core.block_type.__init__
+
+    @functools.cache
+    def block_of(*shape: int) -> tuple[Any, Any, str]:
+        block = object.__new__(core.block_type)
+        init_block_type(block, languages.float32, [*shape])
+        return block.shape, block.numel, str(block.shape)
+
+    @functools.cache
+    def shape_of(*shape: int) -> tuple[Any, Any]:
+        return core.constexpr(math.prod(shape)), core.tuple([core.constexpr(n) for n in shape])
+
+    def init_block(block: Any, element_ty: Any, shape: Any) -> None:
+        sizes = [n.value if isinstance(n, core.constexpr) else n for n in shape]
+        block.shape, block.numel, text = block_of(*sizes)
+        block.element_ty, block.name = element_ty, f"<{text}, {element_ty}>"
+
+    def init_tensor(tensor: Any, handle: Any, kind: Any) -> None:
+        tensor.handle, tensor.type, tensor.dtype = handle, kind, kind.scalar
+        tensor.numel, tensor.shape = shape_of(*(kind.shape if kind.is_block() else ()))
+
+    core.block_type.__init__, core.tensor.__init__ = init_block, init_tensor
+    interpreter._patch_attr = patch_attr
     interpreter._patch_builtin = patch_builtin
     interpreter._patch_lang, scopes.restore = patch_lang_once, restore_all
     interpreter._get_np_dtype = np_dtype
