@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import functools
 import gc
+import importlib
 import inspect
 import itertools
 import math
@@ -58,6 +59,17 @@ else:
 gc.set_threshold(50_000, 20, 50)
 
 COMPILED = ("test_spcn_", "test_ops_topk_cpu", "test_spen_decode_cpu")
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Every second process imports the tests from the last one on: what the other has compiled by then lies there.
+
+    In a fresh checkout each would else compile all of the tests, and of the package, at the same time as the other.
+    """
+    if os.environ.get("PYTEST_XDIST_WORKER", "gw0")[-1] in "13579":
+        for path in sorted(Path(__file__).parent.glob("test_*.py"), reverse=True):
+            with suppress(Exception, pytest.skip.Exception):  # as pytest will say when it imports the file itself
+                importlib.import_module(path.stem)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
