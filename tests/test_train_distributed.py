@@ -9,12 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-import torch.distributed.run
 from safetensors.numpy import load_file
 
 from ematrace.train import TrainConfig, train
-from fork_support import run_forked
-from train_support import HERE, SPEN, as_json, curve, environment, tiny_config, write_text
+from train_support import SPEN, as_json, curve, finish, start, tiny_config, write_text
 
 pytestmark = pytest.mark.slow
 
@@ -25,9 +23,6 @@ MODELS = {
     "gpt2": {"preset": "gpt2-tiny"},
 }
 WAYS = ("ddp", "fsdp")
-TORCHRUN = Path(torch.distributed.run.__file__)
-# Forks of a process that has imported all of it: what is trained with starts as it would, the imports are spared.
-IN_TWO = ("--standalone", "--nproc-per-node=2", "--start-method=fork", "--run-path")
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +62,7 @@ def together(folder: Path, alone: dict[str, TrainConfig]) -> dict[str, TrainConf
     often = ("taken over", "stopped")  # the tests look at these runs' checkpoints
     runs = {n: replace(r, out=folder / n, checkpoint_every=2 if n.endswith(often) else 12) for n, r in runs.items()}
     arguments = [f for name, run in runs.items() for f in (["stop=4"] * (name == "ddp stopped") + [as_json(run)])]
-    code, _, err = run_forked(TORCHRUN, *IN_TWO, str(HERE / "train_worker.py"), *arguments, env=environment())
+    code, _, err = finish(start("train_worker.py", *arguments, processes=2), timeout=300)
     assert code == 0, err
     return runs
 

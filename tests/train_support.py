@@ -1,4 +1,4 @@
-"""What the tests of training share: a small text with its tokenizer, tiny models, what other processes start with."""
+"""What the tests of training share: a small text with its tokenizer, tiny models, runs in processes of their own."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ import json
 import os
 import resource
 import signal
-from collections.abc import Iterator, Mapping
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -139,3 +141,29 @@ def from_json(text: str) -> TrainConfig:
 def environment(**extra: str) -> dict[str, str]:
     fixed = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
     return {**os.environ, **fixed, **extra}
+
+
+def start(script: str, *arguments: str, processes: int = 1, env: Mapping[str, str] = {}) -> subprocess.Popen[str]:
+    """A script of this folder in a process of its own, or in several under torchrun."""
+    launcher: Sequence[str] = ()
+    if processes > 1:
+        launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(processes))
+    command = [sys.executable, *launcher, str(HERE / script), *arguments]
+    return subprocess.Popen(
+        command,
+        env=environment(**env),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=HERE,
+        start_new_session=True,  # so that a launcher that hangs is ended with its children
+    )
+
+
+def finish(process: subprocess.Popen[str], timeout: float = 120) -> tuple[int, str, str]:
+    try:
+        out, err = process.communicate(timeout=timeout)
+    except BaseException:
+        os.killpg(process.pid, signal.SIGKILL)
+        raise
+    return process.returncode, out, err
