@@ -15,7 +15,6 @@ from ematrace.analysis.gap import (
     Ratio,
     RecallShare,
     Shares,
-    Step,
     build_chain,
     build_recall,
     build_shares,
@@ -56,7 +55,6 @@ TOY_HEADING = "A toy, which shows that it runs, and nothing else."
 CLAIM = "C25"
 GPU_AND_TEXT = "a CUDA GPU and text of yours as SOURCE"
 MASKED = CHAIN[2]  # SPEN's block without the load-balance loss and with the true gradient
-MOST_STEPS = 3  # named in a sentence
 JUDGED = ("validation", "wikitext2", "c4")  # by the plan
 PAPERS_TEXT = "c4"
 PAPERS_GAP = "8x on C4 and 25x on WikiText, with a GPT-2 that saw five times as many tokens"
@@ -255,7 +253,6 @@ def gap_text(gap: GapData) -> str:
         )
     sentences = [
         f"From SPEN's block to GPT-2's: {gap_size(gap)}.",
-        f"{_largest(chain.steps)} nats on {text_name(chain.text)}.",
         *_shares_sentence(gap),
         *_mixers_sentence(gap.recall),
     ]
@@ -314,12 +311,6 @@ def seeds_text(chain: Chain) -> str:
     """`5 seeds.`, and what the plan has where they are fewer."""
     found = plural(len(chain.seeds), "seed")
     return f"{found}." if len(chain.seeds) >= SEEDS else f"Only {found}, where the plan has {SEEDS}."
-
-
-def _largest(steps: Sequence[Step]) -> str:
-    ordered = sorted(steps, key=lambda step: -abs(step.nats.mean))[:MOST_STEPS]
-    shown = "; ".join(f"{step.name} {change_text(step.nats)}" for step in ordered)
-    return f"The largest steps: {shown}"
 
 
 def _shares_sentence(gap: GapData) -> list[str]:
