@@ -147,6 +147,36 @@ def test_output_that_nobody_reads_is_no_traceback():
     assert (done.returncode, done.stderr) == (0, "")
 
 
+WRITES_WHEN_ALL_IS_SAID = """
+from ematrace.cli import app, main
+
+def answer(command, console, error_console):
+    console.print("a line")
+    console.print("another")
+    command.out.write_text("a model")
+
+for name, (kind, _) in app.COMMANDS.items():
+    app.COMMANDS[name] = (kind, answer)
+main()
+"""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "is_written"),
+    [(("train", "--data", "x", "--out", "there"), True), (("report", "--out", "there"), False)],
+)
+def test_what_trains_goes_on_when_nobody_reads_along(tmp_path, arguments, is_written):
+    read, write = os.pipe()
+    os.close(read)
+    try:
+        command = [sys.executable, "-c", WRITES_WHEN_ALL_IS_SAID, *arguments]
+        done = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, text=True, cwd=tmp_path)
+    finally:
+        os.close(write)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert (tmp_path / "there").exists() == is_written
+
+
 @pytest.mark.skipif(not Path("/dev/full").is_char_device(), reason="needs /dev/full")
 def test_a_full_disk_is_one_line():
     with Path("/dev/full").open("w") as full:

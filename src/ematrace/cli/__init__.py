@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 
-__all__ = ["main"]
+__all__ = ["discard_output", "main"]
 
 
 def main() -> None:
@@ -28,15 +28,15 @@ def main() -> None:
         print("\nstopped; what was finished is kept, nothing else was written", file=sys.stderr)
         raise SystemExit(130) from None
     except BrokenPipeError:  # whoever read the output has seen enough
-        _discard_output()
+        discard_output()
         raise SystemExit(0) from None
     except OSError as error:  # a full disk
-        _discard_output()
+        discard_output()
         print(f"error: standard output: {error.strerror or error}", file=sys.stderr)
         raise SystemExit(2) from None
 
 
-def _discard_output() -> None:
-    """What is still buffered would fail again when Python exits."""
+def discard_output() -> None:
+    """From here on: what is still buffered would fail again when Python exits."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, sys.stdout.fileno())

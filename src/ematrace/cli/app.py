@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 import ematrace
-from ematrace.cli import bench, check, export, language, results, train
+from ematrace.cli import bench, check, discard_output, export, language, results, train
 from ematrace.cli.parsing import parse
 from ematrace.cli.reproduce import Reproduce, reproduce
 from ematrace.names import did_you_mean
@@ -32,11 +32,17 @@ COMMANDS: dict[str, tuple[type[Any], Callable[[Any, Console, Console], None]]] =
     "check": (check.Check, check.check),
     "bench": (bench.Bench, bench.run),
 }
+WRITE_FILES = ("train", "reproduce")  # after minutes: they do so, whether somebody still reads along or not
 
 
 class _Console(Console):
+    goes_on = False
+    """Whether the command has more to do than to be read."""
+
     def on_broken_pipe(self) -> None:
-        raise  # to `main`, which also handles what is printed without rich
+        if not self.goes_on:
+            raise  # to `main`, which also handles what is printed without rich
+        discard_output()
 
 
 console = _Console()
@@ -64,6 +70,7 @@ def run(arguments: Sequence[str]) -> None:
             raise ValueError(f"no {what} {name!r}{hint}")
         kind, answer = COMMANDS[name]
         command = parse(kind, f"ematrace {name}", rest)
+        console.goes_on = name in WRITE_FILES
         with shared_processors():
             answer(command, console, error_console)
     except BrokenPipeError:
