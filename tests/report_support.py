@@ -155,7 +155,8 @@ def _words() -> Iterator[Mean]:
         for trace, start, fall in (("fast", 1.0, 0.7), ("slow", 0.9, 0.8), ("traces", 1.0, 0.82)):
             where = {"reader": "probe", "trace": trace, "lag": lag}
             yield Mean("lag_decoding", "word_accuracy", max(0.2, start * fall**lag), n, where)
-            yield Mean("lag_decoding", "noun_accuracy", max(0.08, 0.5 * start * fall**lag), n // 3, where)
+            for metric, of in (("noun_accuracy", 0.5), ("noun_among_words_accuracy", 0.25)):
+                yield Mean("lag_decoding", metric, max(0.08, of * start * fall**lag), n // 3, where)
             yield Mean("lag_decoding", "lagged_role_accuracy", max(0.3, start * fall**lag), n, where)
         peeled = (("network", "fast", 0.6), ("network", "slow", 0.4), ("onehot", "fast", 1.0), ("plain", "slow", 0.99))
         for codes, trace, fall in peeled:

@@ -303,7 +303,11 @@ class TestFindings:
         assert "EMA traces carry structure." in structure
         assert f"{mean_of(cells, L0_WITHIN):.1%}" in structure
         where = {"reader": "probe", "trace": "slow", "lag": 1}
-        assert f"{mean_of(cells, Selector('lag_decoding', 'noun_accuracy', where)):.1%}" in content
+        told, untold = (
+            f"{mean_of(cells, Selector('lag_decoding', metric, where)):.1%}"
+            for metric in ("noun_accuracy", "noun_among_words_accuracy")
+        )
+        assert f"names it in {told} of cases; not told, and choosing among all words, in {untold};" in content
         assert "The paper says" in content
         assert "Not measured yet ematrace reproduce spen_streaming --scale gpu (needs a CUDA GPU)" in cost
 

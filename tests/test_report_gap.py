@@ -129,6 +129,7 @@ class TestFinding:
         )
         assert gap is not None
         assert float(gap[1]) == pytest.approx(start - end, abs=0.002)
+        assert f"On held-out text, as in the chart, it is {gap[1]} (" in found.text
         assert float(gap[2]) == pytest.approx(math.exp(start - end), abs=0.01)
 
     def test_the_largest_size_stands_beside_it(self, data: ReportData, tmp_path: Path) -> None:
@@ -171,7 +172,7 @@ class TestFinding:
         found = gap_finding(data_of(tmp_path / "two readings", *made, *sweep(ARMS)))
         assert found is not None
         assert found.heading.endswith(
-            "most of the gap is not the traces, as its straight-through gradient is read here."
+            "most of the gap is not the traces, if “straight-through” means what we take it to mean."
         )
         assert "If the paper meant another gradient by that word, traces are 100%, 100% and 100% of what is left." in (
             found.text

@@ -73,7 +73,8 @@ def counts(data: ReportData, _: str) -> str:
     small, large = (_listed(found[part]) for part in (True, False))
     drawn = max((row.robustness.all.conditions for row in data.rows if row.robustness), default=0)
     tried = sum(row.robustness is not None for row in data.rows)
-    on_drawn = f" ({tried} of them also on {drawn} grammars drawn at random, one network each)" if drawn else ""
+    which = "all" if tried == found[True].total() else str(tried)
+    on_drawn = f" ({which} of them also on {drawn} grammars drawn at random, one network each)" if drawn else ""
     seeds = f"over {least} model seeds or more"
     return (
         f"Of the paper's {found[True].total()} small-scale claims, {seeds}{on_drawn}: **{small}.** "

@@ -189,12 +189,13 @@ FINDINGS = (
         "C18",
         "Which noun it was is washed out of the slow trace; structure stays.",
         "The paper says that the slow trace washes out which noun it was. Not reproduced here.",
-        "Where a noun stood one word back, a linear probe of the slow trace names it in {noun} of all cases, a guess "
-        "that knows its role and nothing else in {guess}. The role of the word one back is read in {role} of cases. A "
-        "decoder that knows one code for each word names {peeled} of these nouns on the network's codes, which depend "
-        "on context, and {plain} where they do not.",
+        "Told that a noun stood one word back, a linear probe of the slow trace names it in {noun} of cases; not told, "
+        "and choosing among all words, in {untold}; a guess that knows its role and nothing else, in {guess}. "
+        "The role of the word one back is read in {role} of cases. A decoder that knows one code for each word "
+        "names {peeled} of these nouns on the network's codes, which depend on context, and {plain} where they do not.",
         {
             "noun": _before("noun_accuracy", reader="probe", trace="slow"),
+            "untold": _before("noun_among_words_accuracy", reader="probe", trace="slow"),
             "guess": _before("noun_accuracy", reader="role"),
             "role": _before("lagged_role_accuracy", reader="probe", trace="slow"),
             "peeled": _before("noun_accuracy", reader="peel", codes="network", trace="slow"),
@@ -205,7 +206,7 @@ FINDINGS = (
     Finding(
         "Cost",
         "F5",
-        "SPEN streams a text faster than a GPT-2 of its size.",
+        "With a fused kernel SPEN streams a text faster than a GPT-2 of its size.",
         "The paper hopes that a fused kernel closes the speed gap. It does not here.",
         "SPEN reads one stream of text at {one} tokens per second (the paper's, from Python, at {eager}), a GPT-2 of "
         "its size at {gpt2}; 1,024 streams together at {many}, GPT-2 at {gpt2_many}. Measured on {hardware}.",

@@ -47,7 +47,7 @@ OUTCOMES: dict[Outcome, str] = {
     "mixed": "neither for nor against",
     "depends": "neither for nor against, since it depends on the rest of the block,",
 }
-OUR_READING = "as its straight-through gradient is read here."
+OUR_READING = "if “straight-through” means what we take it to mean."
 NOT_JUDGED = "At {size}, SPEN's block is {nats} nats behind GPT-2's on {texts}; the largest of {count} steps is {step}."
 REVERSED = "At {size}, SPEN's block is not behind GPT-2's."
 NO_GAP = "Trained alike, SPEN's block and GPT-2's are less than a tenth of a nat apart."
@@ -252,13 +252,21 @@ def gap_text(gap: GapData) -> str:
             "Python: the picture shows what is computed, and nothing follows from its numbers. The real one:"
         )
     sentences = [
-        f"From SPEN's block to GPT-2's: {gap_size(gap)}.",
+        f"From SPEN's block to GPT-2's: {gap_size(gap)}.{_in_the_chart(gap)}",
         *_shares_sentence(gap),
         *_mixers_sentence(gap.recall),
     ]
     if chain.missing:
         sentences.append(f"{plural(len(chain.missing), 'arm')} of the chain not measured yet: see below.")
     return " ".join([*sentences, seeds_text(chain), *_largest_sentence(gap)])
+
+
+def _in_the_chart(gap: GapData) -> str:
+    """The same gap on the chart's text, where that is another one."""
+    chain = gap.chains[0]
+    if chain.text == gap.papers_chain.text:
+        return ""
+    return f" On {text_name(chain.text)}, as in the chart, it is {with_interval(chain.whole.nats)}."
 
 
 def to_attention(gap: GapData, start: ArmFactors) -> list[str] | None:

@@ -127,6 +127,8 @@ def load_model(path_or_name: str | Path, *, trust_remote_code: bool = False) -> 
     folder = Path(name)
     if folder.is_dir():
         check_model_folder(folder, trust_remote_code)
+    elif folder.is_file():
+        raise ValueError(f"{name}: a file; give a model's folder")
     elif not folder.exists():
         _refuse_mistyped(name)
     # Without network the hub's client would retry for half a minute, even about a folder.
