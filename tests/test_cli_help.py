@@ -110,6 +110,9 @@ def test_an_unknown_command_is_one_line_with_a_suggestion(call, arguments, expec
         (("train", "--data"), "--data: its value is missing; `ematrace train --help` explains the command"),
         (("reproduce", "--seeds", "many"), "--seeds: 'many' is not a whole number"),
         (("generate", "m", "p", "--top-p", "high"), "--top-p: 'high' is not a number"),
+        (("generate", "m", "p", "--top-p", "2"), "--top-p is 2; it must be in (0, 1]"),
+        (("generate", "m", "p", "--temperature", "-1"), "--temperature is -1; it must not be negative or infinite"),
+        (("generate", "m", "p", "--max-new-tokens", "0"), "--max-new-tokens is 0; it must be at least 1"),
         (
             ("eval", "m", "--data", "x", "--max-tokens", "abc"),
             "--max-tokens: 'abc' is not a number; write 5000, 1e6 or 20M",

@@ -231,3 +231,9 @@ def test_a_token_that_the_model_does_not_know_is_refused(saved: Path, tmp_path: 
     train_bpe(["some other text"], 264).save_pretrained(folder)
     with pytest.raises(ValueError, match=r"tokenizer_config\.json: has a token 26\d"):
         load_model(folder)
+
+
+def test_a_file_is_no_model(tmp_path: Path) -> None:
+    (tmp_path / "mine.txt").write_text("{}")
+    with pytest.raises(ValueError, match=r"mine\.txt: a file; give a model's folder"):
+        load_model(tmp_path / "mine.txt")

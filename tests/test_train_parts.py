@@ -400,3 +400,11 @@ def test_model_that_is_not_there_is_one_line(tmp_path: Path, monkeypatch: pytest
         with pytest.raises((ValueError, OSError), match=name) as caught:
             load_model(name)
         assert "\n" not in str(caught.value)
+
+
+def test_a_file_is_no_folder_for_a_run(tmp_path: Path) -> None:
+    taken = tmp_path / "taken"
+    taken.write_text("mine")
+    with pytest.raises(ValueError, match="taken: a file; --out is a folder"):
+        train(TrainConfig(preset="spen-tiny", data="builtin", out=taken, tokenizer="bpe", device="cpu"))
+    assert taken.read_text() == "mine"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import tyro
 from rich.console import Console
@@ -22,7 +23,7 @@ class Check:
 
     mixer: tyro.conf.Positional[str]
     """A built-in mixer, or package.module:Class."""
-    options: tuple[str, ...] = ()
+    options: Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME=VALUE ...")] = ()
     """Options of the mixer, as name=value."""
     d_model: int = 16
     """Channels of the inputs."""

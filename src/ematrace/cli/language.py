@@ -84,8 +84,12 @@ def generate_text(command: Generate) -> None:
     from ematrace.spen import SpenForCausalLM, SpenStream
     from ematrace.spen.generation import generate
 
-    if command.max_new_tokens < 1 or not 0 <= command.temperature < math.inf or not 0 < command.top_p <= 1:
-        raise ValueError("--max-new-tokens must be positive, --temperature not negative, --top-p in (0, 1]")
+    if command.max_new_tokens < 1:
+        raise ValueError(f"--max-new-tokens is {command.max_new_tokens}; it must be at least 1")
+    if not 0 <= command.temperature < math.inf:
+        raise ValueError(f"--temperature is {command.temperature:g}; it must not be negative or infinite")
+    if not 0 < command.top_p <= 1:
+        raise ValueError(f"--top-p is {command.top_p:g}; it must be in (0, 1]")
     if not 0 <= command.seed < 2**63:
         raise ValueError(f"--seed is {command.seed}; it must lie in [0, 2^63)")
     model, tokenizer, _ = load_language_model(command.model, command.device, command.mixer, command.trust_remote_code)

@@ -72,9 +72,10 @@ def load_state(path: str | Path, model: SpenForCausalLM, pghu: PGHU | None) -> S
         raise ValueError(f"{path}: damaged: its content does not match its checksum")
     if metadata.get("model") == fingerprint(model, model.config.transformers_version):
         metadata["model"] = fingerprint(model)  # saved with the transformers that the model itself was saved with
-    for field, value in {"model": fingerprint(model), "pghu": _settings(pghu)}.items():
-        if metadata.get(field) != value:
-            raise ValueError(f"{path}: {field} is {metadata.get(field)}, this stream's is {value}")
+    if (theirs := metadata.get("model")) != (ours := fingerprint(model)):
+        raise ValueError(f"{path}: written by another model ({str(theirs)[:8]}…, this one is {ours[:8]}…)")
+    if metadata.get("pghu") != _settings(pghu):
+        raise ValueError(f"{path}: pghu is {metadata.get('pghu')}, this stream's is {_settings(pghu)}")
     seen_tokens = _count(path, metadata.get("seen_tokens", ""))
     _check_tensors(path, tensors, model, pghu, seen_tokens)
     # Copied: a tensor inside of a file begins at any eighth byte, where torch's matmuls round in another order.

@@ -100,6 +100,8 @@ def _sole_writer(out: Path, world: World) -> Iterator[None]:
     from filelock import FileLock, Timeout
 
     fresh = not out.exists()
+    if out.is_file():
+        raise ValueError(f"{out}: a file; --out is a folder")
     out.mkdir(parents=True, exist_ok=True)
     try:
         held = FileLock(out / ".lock").acquire(timeout=0)
