@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 
-__all__ = ["discard_output", "main"]
+__all__ = ["main"]
 
 
 def main() -> None:
