@@ -166,9 +166,13 @@ main()
 
 @pytest.mark.parametrize(
     ("arguments", "is_written"),
-    [(("train", "--data", "x", "--out", "there"), True), (("report", "--out", "there"), False)],
+    [
+        (("train", "--data", "x", "--out", "there"), True),
+        (("reproduce", "C17", "--out", "there"), True),
+        (("report", "--out", "there"), False),
+    ],
 )
-def test_what_trains_goes_on_when_nobody_reads_along(tmp_path, arguments, is_written):
+def test_what_writes_files_goes_on_when_nobody_reads_along(tmp_path, arguments, is_written):
     read, write = os.pipe()
     os.close(read)
     try:

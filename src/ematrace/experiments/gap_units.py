@@ -1,6 +1,6 @@
 """Algorithm 1's block under both gradients with more units of which 6% are kept: is it their number that matters?
 
-At 1.9M parameters the straight-through gradient costs half a nat, in a first look at 130M parameters nothing
+At 1.9M parameters the straight-through gradient costs half a nat or more, in a first look at 130M parameters nothing
 (docs/training.md). The larger model is wider and keeps more units. Here the width stays and the units grow to those of
 the larger model, so that the two can be told apart. Arms of one number of units have the same parameters.
 """

@@ -363,7 +363,7 @@ def _largest_sentence(gap: GapData) -> list[str]:
 
 def _apart(sample: Sample) -> str:
     """Without its sign, which words have; an interval where the plan has one."""
-    size = Sample(tuple(abs(sample.mean) / sample.mean * x for x in sample.values)) if sample.mean else sample
+    size = Sample(tuple(math.copysign(1, sample.mean) * x for x in sample.values))
     return with_interval(size) if len(size.values) >= LEAST_SEEDS else number(size.mean, 3)
 
 
