@@ -6,6 +6,7 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -15,7 +16,7 @@ import pytest
 
 from cells_support import make_file, make_row, make_table, recorded_cells
 from ematrace.analysis.choices import Quantity, change_of, under_choice
-from ematrace.analysis.gap_design import CHAIN, EMA, STEP_ENDS
+from ematrace.analysis.gap_design import ATTENTION, CHAIN, EMA, STEP_ENDS
 from ematrace.ledger import build_ledger, load_claims
 from ematrace.report.data import ReportData
 from ematrace.report.sections.choices import choices as choices_section
@@ -265,6 +266,35 @@ def test_two_implementations_are_compared_seed_by_seed() -> None:
         held_out
         == "| held-out text | ema | +.020 (\u2212.107 to .147) | +.020 (\u2212.107 to .147) | too few seeds | 2 |"
     )  # 12.706 * .01
+
+
+def test_a_change_is_compared_where_both_implementations_have_both_arms() -> None:
+    """Saves .2, .2 and .2 in the first, .1, .2 and .3 in the second; the fourth seed lacks an arm."""
+    arms = (EMA, ATTENTION)
+    first = [run(arm, seed, nats, nats) for arm, nats in zip(arms, (3.8, 3.6), strict=True) for seed in range(4)]
+    second = [run(EMA, seed, 3.9, 3.9, experiment="gap_second") for seed in range(4)]
+    second += [run(ATTENTION, seed, x, x, experiment="gap_second") for seed, x in enumerate((3.8, 3.7, 3.6))]
+    held_out, *_ = write("gap-second-steps", made(*sweep(arms), *first, *second)).splitlines()[2:]
+    assert row(held_out, "held-out text") == [
+        "attention with rope, not traces", ".200", ".200 (\u2212.048 to .448)",
+        ".000 (\u2212.248 to .248)", "3",
+    ]  # fmt: skip
+
+
+def test_the_straight_through_gradient_is_shown_at_its_first_and_last_step() -> None:
+    """Steps 0 to 5 with cosines of .5 down to .0, on two seeds; by part at the last one."""
+    arm = {**asdict(CHAIN[0]), "size": "2m", "lr": 0.004}
+    files = []
+    for seed in range(2):
+        rows = [make_row({"cosine": (5 - step) / 10, "norm_ratio": 2.0}, part="all", step=step) for step in range(6)]
+        rows += [make_row({"cosine": 0.1, "norm_ratio": 10.0 * (1 + step)}, part="W_up", step=step) for step in (0, 5)]
+        files.append(make_file(*rows, seed=seed, factors=arm, experiment="gap_straight_through", scale="gpu"))
+    lines = write("straight-through-steps", made(*files)).splitlines()
+    shown = [[cell.strip() for cell in line.strip("|").split("|")][1:4] for line in lines[2:6]]
+    assert shown == [["0", ".500", "2.00"], ["2", ".300", "2.00"], ["3", ".200", "2.00"], ["5", ".000", "2.00"]]
+    assert lines[-1] == "2 seeds."
+    parts = write("straight-through-parts", made(*files))
+    assert row(parts, "Algorithm 1's block")[4] == "60.0"
 
 
 def test_decoded_tokens_are_those_of_the_best_reader() -> None:

@@ -22,7 +22,15 @@ from ematrace.report.charts import Fall, LineChart, RowChart, waterfall_chart
 from ematrace.report.data import ReportData
 from ematrace.report.findings import gap_finding
 from ematrace.report.gap import GapData
-from ematrace.report.gap_findings import NOT_RECORDED, chain_rows, details, findings, place_rows, share_rows
+from ematrace.report.gap_findings import (
+    NOT_RECORDED,
+    chain_rows,
+    details,
+    findings,
+    place_rows,
+    recall_finding,
+    share_rows,
+)
 from ematrace.report.gap_terminal import chain_view
 from ematrace.report.page import render_report
 from ematrace.report.parts import DataTable
@@ -217,9 +225,9 @@ class TestFinding:
 
 class TestMarkdown:
     def test_findings_are_those_of_the_cells(self, data: ReportData) -> None:
-        distance, picture, orders, other, mixers = findings(data).split("\n\n")
+        distance, picture, orders, table, verdict, other = findings(data).split("\n\n")
         start, end = (0.8 * nats_of(arm) + 0.2 * recall_of(arm) for arm in (CHAIN[0], CHAIN[-1]))
-        assert f"SPEN's block is {math.exp(start - end):.2f}, " in distance
+        assert f": {math.exp(start - end):.1f}, " in distance
         assert "Only 3 seeds, where the plan has 5." in distance
         alt = re.fullmatch(r"!\[Nats that each change saves: (.*)\]\(docs/gap-chain\.svg\)", picture)
         assert alt is not None
@@ -232,12 +240,15 @@ class TestMarkdown:
         said = re.search(r"straight-through gradient of the top-k, ([\d.]+)%", details(data))
         assert said is not None
         assert float(said[1]) == pytest.approx(100 * ratio / math.fsum(nats.values()), abs=0.3)
-        assert "nats behind attention with rope" in mixers
-        assert "Traces are 22%, 22% and 22% as the first change and 22%, 22% and 22% as the last." in orders
-        assert "counts against “the whole gap is the traces”" in orders
-        in_all = re.search(r"traces in place of attention are ([\d.]+)% .*: against that sentence", other)
+        assert "nats behind attention with rope" in recall_finding(data)
+        assert orders.startswith("The order of the changes matters.")
+        rows = {line.split(" | ")[0].strip("| "): line for line in table.splitlines()}
+        for place in ("on average", "as the first change", "as the last change"):
+            assert rows[f"attention with rope, not traces: {place}"].count(" 22% (") == 3
+        assert verdict == "By the plan this counts against “the whole gap is the traces”."
+        in_all = re.search(r"and traces are (\d+)%, .* of it: against that sentence", other)
         assert in_all is not None
-        assert float(in_all[1]) == pytest.approx(100 * 0.16 / 0.56, abs=0.3)
+        assert float(in_all[1]) == pytest.approx(100 * 0.16 / 0.56, abs=0.6)
 
     def test_details_name_checks_and_every_text(self, data: ReportData) -> None:
         text = details(data)
@@ -248,8 +259,8 @@ class TestMarkdown:
 
     def test_without_the_factorial_the_chains_own_attention(self, tmp_path: Path) -> None:
         data = data_of(tmp_path / "chain", *files(CHAIN))
-        assert "nats behind attention with learned positions; on held-out text, " in findings(data)
-        assert "attention with rope" not in findings(data)
+        assert "nats behind attention with learned positions; on held-out text, " in recall_finding(data)
+        assert "attention with rope" not in recall_finding(data) + findings(data)
 
         verdicts = {row.id: (row.verdict, row.why or "") for row in data.rows}
         for id in (
@@ -324,7 +335,7 @@ class TestMarkdown:
     def test_nothing_of_toys_and_nothing_of_nothing(self, tmp_path: Path) -> None:
         for name, made in {"toy": files((*CHAIN, ATTENTION), size="toy"), "none": []}.items():
             data = data_of(tmp_path / name, *made)
-            assert findings(data) == f"{NOT_RECORDED}\n"
+            assert findings(data) == recall_finding(data) == f"{NOT_RECORDED}\n"
             assert details(data) == f"- {NOT_RECORDED}\n"
             assert chain_rows(data) is None
             assert place_rows(data) is None

@@ -10,14 +10,32 @@ from ematrace.report.gap_findings import (
     details,
     findings,
     place_rows,
+    recall_finding,
     second_rows,
+    second_step_rows,
     share_rows,
 )
+from ematrace.report.gap_gradient import gradient_rows, verdict_lines
 
 
 @table("gap-findings")
 def gap_findings(data: ReportData, block: str) -> str:
     return findings(data)
+
+
+@table("readme-recall", "gap")
+def readme_recall(data: ReportData, block: str) -> str:
+    return recall_finding(data)
+
+
+@table("readme-gradient", "gap_units", "gap_sizes")
+def readme_gradient(data: ReportData, block: str) -> str:
+    return _table_of(gradient_rows(data))
+
+
+@table("gap-gradient", "gap_units")
+def gap_gradient(data: ReportData, block: str) -> str:
+    return "".join(f"- {line}\n" for line in verdict_lines(data))
 
 
 @table("gap-details")
@@ -43,6 +61,11 @@ def gap_shares(data: ReportData, block: str) -> str:
 @table("gap-second")
 def gap_second(data: ReportData, block: str) -> str:
     return _table_of(second_rows(data))
+
+
+@table("gap-second-steps")
+def gap_second_steps(data: ReportData, block: str) -> str:
+    return _table_of(second_step_rows(data))
 
 
 def _table_of(found: tuple[list[str], list[list[str]]] | None) -> str:

@@ -53,6 +53,16 @@ SIZES: Mapping[str, Mapping[str, int]] = {
     "130m": {"d_model": 768, "n_layers": 12, "d_ff": 3072, "n_heads": 12},  # the paper's
 }
 
+KEPT = 0.06  # share of the units that the paper's top-k keeps
+
+
+def kept_units(units: int, share: float = KEPT) -> int:
+    """
+    >>> kept_units(3072)  # the paper's
+    184
+    """
+    return max(1, round(share * units))
+
 
 def over_width(at_2m: float, size: str) -> float:
     """A rate of `2m` for the width of another size, to three digits.

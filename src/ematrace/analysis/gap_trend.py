@@ -61,6 +61,8 @@ class Contrast:
     vocabulary: int
     parameters: float
     differences: Mapping[str, Sample]
+    seeds: Mapping[str, tuple[int, ...]]
+    """Of each difference."""
     components: Mapping[str, Ratio]
     """Shares of the whole, where all of its arms are there."""
     left_out: Mapping[ArmFactors, Absence]
@@ -77,7 +79,7 @@ def build_trend(table: Table, text: str = "validation") -> list[Contrast]:
     first: dict[tuple[str, int, int], str] = {}
     for experiment in (EXPERIMENT, SIZES, LARGEST):  # the second has arms of the first one's size as well
         for size in dict.fromkeys(map(str, table.values_of(experiment, "size"))):
-            for run in runs_of(table, experiment, size):
+            for run in runs_scored_on(table, experiment, size, text):
                 tokens, vocabulary = (run.settings.get(name) for name in ("tokens", "vocab_size"))
                 if size != TOY and isinstance(tokens, int) and isinstance(vocabulary, int):
                     groups[size, tokens, vocabulary].append(run)
@@ -86,14 +88,20 @@ def build_trend(table: Table, text: str = "validation") -> list[Contrast]:
     return sorted((c for c in found if c.differences or c.left_out), key=lambda c: c.tokens_per_parameter)
 
 
+def runs_scored_on(table: Table, experiment: str, size: str, text: str) -> list[Run]:
+    return [run for run in runs_of(table, experiment, size) if (text, "all") in run.nats]
+
+
 def _contrast(
     table: Table, experiment: str, size: str, tokens: int, vocabulary: int, runs: list[Run], text: str
 ) -> Contrast:
     arms = {arm for ends in CONTRASTS.values() for arm in ends}
     decisive = [run for run in runs if run.arm in arms]
-    scores = admit(decisive, size, _rate_of(table, size))
+    scores = admit(decisive, size, rate_of_plan(table, size))
     least = 1 if size in FROM_MAIN else LEAST_SEEDS
-    differences = {name: s for name, ends in CONTRASTS.items() if (s := _difference(scores, ends, text, least))}
+    pairs = {name: pair for name, ends in CONTRASTS.items() if (pair := paired_difference(scores, ends, text, least))}
+    differences = {name: sample for name, (sample, _) in pairs.items()}
+    seeds_of = {name: seeds for name, (_, seeds) in pairs.items()}
     components = {}
     of_whole = [SPEN, DENSE, GPT2]
     if all(arm in scores.arms for arm in of_whole) and len(seeds := scores.common_seeds(of_whole)) >= LEAST_SEEDS:
@@ -103,10 +111,10 @@ def _contrast(
     of_spen_first = sorted(decisive, key=lambda run: run.arm != SPEN)
     parameters = next((run.parameters for run in of_spen_first if run.parameters), math.nan)
     left_out = {**scores.refused, **_too_few(scores, least)}
-    return Contrast(experiment, size, tokens, vocabulary, parameters, differences, components, left_out)
+    return Contrast(experiment, size, tokens, vocabulary, parameters, differences, seeds_of, components, left_out)
 
 
-def _rate_of(table: Table, size: str) -> Callable[[ArmFactors, Sequence[float]], float | Absence]:
+def rate_of_plan(table: Table, size: str) -> Callable[[ArmFactors, Sequence[float]], float | Absence]:
     """Which rate of an arm counts at a size.
 
     By the plan an arm with load balance has the rate of the same without, unless it was swept itself.
@@ -132,11 +140,14 @@ def _rate_of(table: Table, size: str) -> Callable[[ArmFactors, Sequence[float]],
     return rate_of
 
 
-def _difference(scores: GapScores, ends: tuple[ArmFactors, ArmFactors], text: str, least: int) -> Sample | None:
+def paired_difference(
+    scores: GapScores, ends: tuple[ArmFactors, ArmFactors], text: str, least: int
+) -> tuple[Sample, tuple[int, ...]] | None:
+    """Nats by which the first arm is worse than the second, and the seeds; None with fewer than `least` in common."""
     if any(arm not in scores.arms for arm in ends) or len(seeds := scores.common_seeds(ends)) < least:
         return None
     worse, better = (scores.nats(arm, text, "all", seeds) for arm in ends)
-    return Sample(tuple(worse - better))
+    return Sample(tuple(worse - better)), seeds
 
 
 def _too_few(scores: GapScores, least: int) -> dict[ArmFactors, Absence]:

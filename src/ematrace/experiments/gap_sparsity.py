@@ -10,10 +10,11 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from ematrace.analysis.gap_design import KEPT, kept_units
 from ematrace.experiments.base import Context, Experiment, Point
 from ematrace.experiments.chosen_rates import chosen_rate
 from ematrace.experiments.gap_rates import RATES, UNBALANCED
-from ematrace.experiments.gap_task import KEPT, SETTINGS, SPEN, Arm, budget_of, measure_arm
+from ematrace.experiments.gap_task import SETTINGS, SPEN, Arm, budget_of, measure_arm
 from ematrace.results import Row
 
 SHARES = (0.03, KEPT, 0.12, 0.25, 0.5, 1.0)
@@ -27,7 +28,7 @@ class SparseArm(Arm):
     """Share of the units that top-k keeps."""
 
     def overrides(self, size: str, d_ff: int) -> dict[str, Any]:
-        return super().overrides(size, d_ff) | {"k": max(1, round(self.kept * d_ff))}
+        return super().overrides(size, d_ff) | {"k": kept_units(d_ff, self.kept)}
 
 
 def _arm(ffn: str, kept: float, load_balance: float = 0.0) -> SparseArm:

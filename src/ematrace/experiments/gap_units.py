@@ -54,6 +54,6 @@ EXPERIMENT = Experiment(
     data="builtin",
     settings=SETTINGS,
     derived=budget_of,
-    seeds=3,
+    seeds=5,
     seconds=60,
 )

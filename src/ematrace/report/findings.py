@@ -15,7 +15,8 @@ from ematrace.report.charts import LineChart, RowChart, Series, dot_chart, log_a
 from ematrace.report.commands import Command, command_for, command_of
 from ematrace.report.data import ReportData
 from ematrace.report.formatting import hardware_of, number
-from ematrace.report.gap import CLAIM, GapData, chain_chart, gap_heading, gap_text
+from ematrace.report.gap import CLAIM, GapData, chain_chart, gap_heading, gap_text, largest_sentence
+from ematrace.report.gap_gradient import gradient_sentence
 from ematrace.report.sections.accuracy import rows_by, samples_of
 from ematrace.report.sections.content import lag_chart
 from ematrace.report.sections.spen import RATE, STREAMS
@@ -88,7 +89,9 @@ def gap_finding(data: ReportData) -> FindingView | None:
     if not gap.chains:
         heading, text, chart = "Not measured yet", "", None
     else:
-        heading, text, chart = gap_heading(gap), gap_text(gap), chain_chart(gap.chains[0], gap.scores.is_toy)
+        larger = [] if gap.scores.is_toy else [gradient_sentence(data), *largest_sentence(gap)]
+        text = " ".join(filter(None, [gap_text(gap), *larger]))
+        heading, chart = gap_heading(gap), chain_chart(gap.chains[0], gap.scores.is_toy)
     command = None if gap.chains and not gap.scores.is_toy else gap.command
     return FindingView("The gap", heading, text, found.id, look.sign, found.verdict, chart, command, wide=True)
 

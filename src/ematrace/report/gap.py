@@ -197,13 +197,17 @@ def with_interval(sample: Sample, decimals: int | None = None, signed: bool = Fa
     return number(sample.mean, places, signed) + (f" ({interval(ends, places)})" if ends else "")
 
 
-def share_text(found: Ratio) -> str:
+def share_text(found: Ratio, decimals: int = 1) -> str:
     """`62.0% (58.1 to 66.2%)`; a dash where no share is given."""
     if found.share is None:
         return "–"
-    low, high = (number(100 * end, 1) for end in found.interval or (math.nan, math.nan))
+    low, high = (_percentage(end, decimals) for end in found.interval or (math.nan, math.nan))
     ends = f" ({low} to {high}%)" if found.interval is not None else ""
-    return f"{number(100 * found.share, 1)}%{ends}"
+    return f"{_percentage(found.share, decimals)}%{ends}"
+
+
+def _percentage(share: float, decimals: int) -> str:
+    return number(100 * share, decimals)
 
 
 def listed(words: Sequence[str]) -> str:
@@ -258,7 +262,7 @@ def gap_text(gap: GapData) -> str:
     ]
     if chain.missing:
         sentences.append(f"{plural(len(chain.missing), 'arm')} of the chain not measured yet: see below.")
-    return " ".join([*sentences, seeds_text(chain), *_largest_sentence(gap)])
+    return " ".join([*sentences, seeds_text(chain)])
 
 
 def _in_the_chart(gap: GapData) -> str:
@@ -339,7 +343,7 @@ def _shares_sentence(gap: GapData) -> list[str]:
     return sentences
 
 
-def _largest_sentence(gap: GapData) -> list[str]:
+def largest_sentence(gap: GapData) -> list[str]:
     """What the same differences are at the paper's size."""
     found = [one for one in build_trend(gap.data.cells) if one.experiment == LARGEST and one.differences]
     if not found:

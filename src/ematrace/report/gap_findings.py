@@ -12,7 +12,7 @@ from ematrace.analysis.gap import SPREAD, Chain, Ratio, RecallShare, Shares, Ste
 from ematrace.analysis.gap_design import SPEN, STEP_ENDS, ArmFactors, step_name
 from ematrace.analysis.gap_places import CHANGES as PLACES
 from ematrace.analysis.gap_places import build_places, context_name
-from ematrace.analysis.second import MARGIN, agreements
+from ematrace.analysis.second import MARGIN, agreements, steps_twice
 from ematrace.report.data import ReportData
 from ematrace.report.formatting import number
 from ematrace.report.gap import (
@@ -50,12 +50,18 @@ CHANGES = dict(zip(("context", "gradient", "selection", "residual"), (name for *
 
 
 def findings(data: ReportData) -> str:
-    """For the README: the distance, its steps on the paper's text as a picture, where traces fall behind attention."""
+    """For the README: the distance, its steps on the paper's text as a picture, and its parts in all orders."""
     gap = data.derived(GapData)
     if gap.scores.is_toy or not gap.chains:
         return f"{NOT_RECORDED}\n"
-    parts = [_distance(gap), *_picture(gap.papers_chain), *_orders(gap), *_other_gradient(gap), *_mixers(gap)]
-    return "\n\n".join(parts) + "\n"
+    return "\n\n".join([_distance(gap), *_picture(gap.papers_chain), *_orders(gap), *_other_gradient(gap)]) + "\n"
+
+
+def recall_finding(data: ReportData) -> str:
+    """For the README: where traces fall behind attention, everything else equal."""
+    gap = data.derived(GapData)
+    found = "" if gap.scores.is_toy else " ".join(_mixers(gap))
+    return f"{found or NOT_RECORDED}\n"
 
 
 def details(data: ReportData) -> str:
@@ -69,14 +75,14 @@ def details(data: ReportData) -> str:
 
 def _distance(gap: GapData) -> str:
     """How far apart the two blocks are on every text."""
-    texts = [text_name(chain.text) for chain in gap.chains]
-    worse = [f"{number(math.exp(chain.whole.nats.mean), 2)}" for chain in gap.chains]
     chain = gap.papers_chain
+    texts = listed([text_name(chain.text) for chain in gap.chains])
+    nats = listed([number(chain.whole.nats.mean, 2) for chain in gap.chains])
+    times = listed([number(math.exp(chain.whole.nats.mean), 1) for chain in gap.chains])
     return (
-        f"At {gap.parameters} (the paper's SPEN has 130M) SPEN's block is {listed(worse)} times worse than GPT-2's "
-        f"in perplexity on {listed(texts)}, where the paper has {PAPERS_GAP}. "
-        f"{seeds_text(chain)} Every arm has {gap.size} (within 1%), the same text and its own swept learning rate. "
-        f"One change at a time, on {text_name(chain.text)}:"
+        f"SPEN's block is {nats} nats per token behind GPT-2's on {texts}: {times} times in perplexity, where the "
+        f"paper has {PAPERS_GAP}. Every arm has {gap.size}, the same text and its own swept learning rate. "
+        f"{seeds_text(chain)} One change at a time, on {text_name(chain.text)}:"
     )
 
 
@@ -102,22 +108,28 @@ def _to_rope(gap: GapData) -> Iterator[str]:
 
 
 def _orders(gap: GapData) -> Iterator[str]:
-    """What the changes are in all orders, and the plan's verdict."""
+    """What the changes are in all orders, as a table, and the plan's verdict."""
     if gap.outcome is None:
         return
-    averaged = [_values(shares) for shares in gap.shares]
-    whole = listed([number(shares.whole.mean, 3) for shares in gap.shares])
-    gradient, traces = (listed([share_text(of[name]) for of in averaged]) for name in ("gradient", "context"))
-    residual, units = (listed([percent(of[name]) for of in averaged]) for name in ("residual", "selection"))
-    first, last = (listed([percent(at["context"]) for at in ends]) for ends in _ends(gap))
+    averaged, (first, last) = [_values(shares) for shares in gap.shares], _ends(gap)
+    rows = [[name, *(share_text(of[change], 0) for of in averaged)] for change, name in CHANGES.items()]
+    rows[0][0] += ": on average"
+    rows[1:1] = [
+        [f"{CHANGES['context']}: as the {at} change", *(share_text(of["context"], 0) for of in ends)]
+        for at, ends in (("first", first), ("last", last))
+    ]
     yield (
-        "A chain has one order. In all orders of three changes, from traces with the straight-through top-k and no "
-        "direct residual (SPEN's block but for its load-balance loss, error input and place of the norm) to attention "
-        f"with rope, a dense layer and a direct residual ({whole} nats), the gradient is on average {gradient} of the "
-        f"distance and traces in place of attention {traces}; the residual is {residual}, "
-        f"keeping 6% of the units {units}. Traces are {first} as the first change and {last} as the last. By the plan "
-        f"this counts {OUTCOMES[gap.outcome]} “the whole gap is the traces”, with this gradient."
+        "The order of the changes matters. Averaged over all orders of three changes (traces to attention with rope, "
+        "the top-k layer to a dense one, the residual through that layer to a direct one), each is this share of the "
+        "distance (95% intervals over seeds):"
     )
+    yield _markdown(["change", *(text_name(shares.text) for shares in gap.shares)], rows)
+    yield f"By the plan this counts {OUTCOMES[gap.outcome]} “the whole gap is the traces”."
+
+
+def _markdown(heads: list[str], rows: list[list[str]]) -> str:
+    lines = [heads, ["---"] * len(heads), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def _other_gradient(gap: GapData) -> Iterator[str]:
@@ -126,12 +138,12 @@ def _other_gradient(gap: GapData) -> Iterator[str]:
     if outcome is None:
         return
     found = gap.shares_with_true_gradient
-    traces = listed([share_text(shares.players["context"]) for shares in found])
-    whole = listed([number(shares.whole.mean, 3) for shares in found])
+    traces = listed([percent(shares.players["context"]) for shares in found])
+    whole = listed([number(shares.whole.mean, 2) for shares in found])
     yield (
-        "If the paper's straight-through estimator is a mask that is held constant, its gradient is the true one. From "
-        f"there on, traces in place of attention are {traces} of a smaller distance ({whole} nats): "
-        f"{OUTCOMES[outcome]} that sentence, by the same rule."
+        "*Straight-through* is read here as a gradient that ignores the selection. If the paper means a mask that is "
+        f"held constant, its gradient is the true one, the distance is smaller ({whole} nats) and traces are {traces} "
+        f"of it: {OUTCOMES[outcome]} that sentence."
     )
 
 
@@ -301,3 +313,15 @@ def second_rows(data: ReportData) -> tuple[list[str], list[list[str]]] | None:
             rows.append([text_name(text), one.arm.text, *nats, one.verdict, str(len(one.difference.values))])
     heads = ["text", "arm", "second implementation minus first, nats", "on repeated pairs"]
     return ([*heads, f"within ±{MARGIN:g} nats", "seeds"], rows) if rows else None
+
+
+def second_step_rows(data: ReportData) -> tuple[list[str], list[list[str]]] | None:
+    """What a change saves in either implementation, on the same seeds; None where there is none."""
+    gap = data.derived(GapData)
+    rows = []
+    for text in gap.scores.texts:
+        for step in steps_twice(data.table, gap.scores, text):
+            nats = [with_interval(sample) for sample in (step.first, step.second)]
+            difference = with_interval(step.difference, signed=True)
+            rows.append([text_name(text), step.name, *nats, difference, str(len(step.first.values))])
+    return (["text", "change", "nats saved, first", "second", "second minus first", "seeds"], rows) if rows else None

@@ -36,6 +36,7 @@ from ematrace.report.gap import (
     with_interval,
 )
 from ematrace.report.gap_findings import second_rows
+from ematrace.report.gap_gradient import gradient_rows, verdict_lines
 from ematrace.report.parts import Block, Content, DataTable, Fold, Paragraph, code, plain_table
 from ematrace.report.sections.gap_trend import trend
 from ematrace.report.tables import Header, measure_table
@@ -100,7 +101,17 @@ def gap_parts(data: ReportData) -> Sequence[Content | None]:
         parts += [Block([chain_chart(chain, toy) for chain in gap.chains], "panels") if gap.chains else None]
         parts += [Fold(f"The steps on {text_name(chain.text)}", [chain_table(chain)]) for chain in gap.chains]
         parts += [*_closing(gap.closures, gap.chains), *_shares(gap), *_recall(gap), _arms(gap), *_slices(gap)]
-    return [*parts, *trend(data.cells), second_table(gap), *_rates(data)]
+    return [*parts, *_gradient(data), *trend(data.cells), second_table(gap), *_rates(data)]
+
+
+def _gradient(data: ReportData) -> Iterator[Content]:
+    """What the straight-through gradient costs, by the units kept and by size."""
+    if (found := gradient_rows(data)) is None:
+        return
+    heads, rows = found
+    caption = "Nats by which SPEN's block is worse with the straight-through gradient than with the true one"
+    yield plain_table(heads, [[*row] for row in rows], caption)
+    yield from (Paragraph(line) for line in verdict_lines(data))
 
 
 def _notes(gap: GapData) -> Iterator[Content]:

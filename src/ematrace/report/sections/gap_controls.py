@@ -28,7 +28,7 @@ GRADIENTS = {"topk_ste": "straight-through", "topk_masked": "true gradient"}
 TRAINED = (
     ("topk_ste", 0.01, "Algorithm 1's block"),
     ("topk_ste", 0.0, "no load balance"),
-    ("topk_masked", 0.0, "masked"),
+    ("topk_masked", 0.0, "true gradient"),
 )
 MODELS = {"ema_error": "SPEN", "ema": "EMA, dense", "attention": "attention, dense"}
 SEQUENCES = ("sequence", "keys")

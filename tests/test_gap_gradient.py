@@ -1,0 +1,122 @@
+"""What the straight-through gradient costs by units and by size, on cells made by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pytest
+
+from cells_support import make_table
+from ematrace.analysis.gap_design import CHAIN
+from ematrace.analysis.gap_gradient import GradientCost, costs_by_size, costs_by_units, judge_units
+from ematrace.analysis.gap_trend import CONTRASTS, GRADIENT
+from ematrace.ledger import build_ledger, load_claims
+from ematrace.report.data import ReportData
+from ematrace.report.gap_gradient import gradient_rows, gradient_sentence, verdict_lines
+from ematrace.results import CellFile, Sample
+from gap_support import run, sweep
+
+SPEN, MASKED = CONTRASTS[GRADIENT]
+SWEPT = sweep((SPEN, CHAIN[2]))  # the masked arm takes the rate of the one without load balance
+COSTS = {512: (0.8, 0.9, 1.0), 1536: (0.4, 0.41, 0.42), 3072: (0.1, 0.2, 0.1)}
+
+
+def pair(costs: Sequence[float], base: float = 4.0, **changes: Any) -> list[CellFile]:
+    """Both arms on seeds 0, 1, ...; the nats are those of all tokens."""
+    files = []
+    for seed, cost in enumerate(costs):
+        true = base + 0.01 * seed
+        files += [run(MASKED, seed, true, true, **changes), run(SPEN, seed, true + cost, true + cost, **changes)]
+    return files
+
+
+def of_units(costs: Mapping[int, Sequence[float]] = COSTS) -> list[CellFile]:
+    """More units have more parameters; they are in files of their own."""
+    return [
+        file
+        for units, values in costs.items()
+        for file in pair(values, 5.0 - units / 1e4, experiment="gap_units", units=units, parameters=1e6 + 1e3 * units)
+    ]
+
+
+def data_of(*files: CellFile) -> ReportData:
+    table, claims = make_table(*files), load_claims()
+    return ReportData(table, claims, tuple(build_ledger(table, claims)))
+
+
+def cost(units: int, values: Sequence[float], seeds: Sequence[int] = (0, 1, 2)) -> GradientCost:
+    return GradientCost("gap_units", 1e6, 128, units, 60.0, Sample(tuple(values)), tuple(seeds))
+
+
+@pytest.mark.parametrize("text", ["validation", "wikitext2", "c4"])
+def test_costs_are_paired_by_seed_and_kept_apart_by_units(text: str) -> None:
+    found = costs_by_units(make_table(*of_units(), *SWEPT), text)
+    assert {one.units: one.nats.values for one in found} == {
+        units: pytest.approx(values) for units, values in COSTS.items()
+    }
+    assert [(one.kept, one.width, one.parameters) for one in found] == [
+        (31, 128, 1.512e6), (92, 128, 2.536e6), (184, 128, 4.072e6)
+    ]  # fmt: skip
+
+
+def test_two_seeds_or_another_rate_are_not_enough() -> None:
+    two = of_units({**COSTS, 1536: (0.4, 0.41)})
+    assert [one.units for one in costs_by_units(make_table(*two, *SWEPT), "validation")] == [512, 3072]
+    assert costs_by_units(make_table(*of_units()), "validation") == []  # not swept
+    faster = [file for units in COSTS for file in pair((0.1,) * 3, experiment="gap_units", units=units, lr=0.008)]
+    assert costs_by_units(make_table(*faster, *SWEPT), "validation") == []
+
+
+def test_sizes_are_those_beyond_the_main_one_at_their_own_rates() -> None:
+    larger = pair((0.3, 0.32, 0.31), 3.0, size="7m", experiment="gap_sizes", parameters=7e6)
+    own = sweep((SPEN, MASKED), experiment="gap_size_rates", size="7m")
+    largest = pair((-0.04,), 2.0, size="130m", experiment="gap_130m", parameters=130e6, lr=0.000667)
+    found = costs_by_size(make_table(*largest, *larger, *of_units(), *SWEPT, *own), "validation")
+    assert [(one.experiment, one.width, one.units, one.kept, one.seeds) for one in found] == [
+        ("gap_sizes", 256, 1024, 61, (0, 1, 2)),
+        ("gap_130m", 768, 3072, 184, (0,)),
+    ]
+    assert [one.nats.values for one in found] == [pytest.approx((0.3, 0.32, 0.31)), pytest.approx((-0.04,))]
+
+
+@pytest.mark.parametrize(
+    ("most", "outcome"),
+    [
+        ((0.1, 0.2, 0.1), "units"),  # .3, .25 and .4 below half
+        ((0.2, 0.45, 0.45), "undecided"),
+        ((0.5, 0.6, 0.6), "not units"),
+        ((0.41, 0.455, 0.51), "not units"),  # by .01, .005 and .01
+    ],
+)
+def test_the_rule_is_about_half_of_the_cost_seed_by_seed(most: Sequence[float], outcome: str) -> None:
+    verdict = judge_units([cost(512, COSTS[512]), cost(1536, (9.0, 9.0, 9.0)), cost(3072, most)])
+    assert verdict is not None
+    assert verdict.outcome == outcome
+    assert verdict.fall.values == pytest.approx([few - many for few, many in zip(COSTS[512], most, strict=True)])
+
+
+def test_only_seeds_in_common_count() -> None:
+    few, many = cost(512, (0.8, 0.9, 1.0, 7.0), (0, 1, 2, 3)), cost(3072, (9.0, 0.1, 0.2, 0.1), (7, 0, 1, 2))
+    verdict = judge_units([few, many])
+    assert verdict is not None
+    assert verdict.below_half.values == pytest.approx((0.3, 0.25, 0.4))
+    assert judge_units([few, cost(3072, (0.1, 0.2, 0.1), (1, 2, 8))]) is None
+    assert judge_units([few]) is None
+
+
+def test_table_sentence_and_verdicts_say_the_same() -> None:
+    data = data_of(*of_units(), *SWEPT)
+    found = gradient_rows(data)
+    assert found is not None
+    heads, rows = found
+    assert heads == [
+        *("parameters", "width", "units kept", "tokens per parameter"),
+        *("held-out text", "WikiText-2", "C4", "seeds"),
+    ]
+    assert rows[0] == ["1.5M", "128", "31 of 512", "60", *[".900 (.652\u20131.148)"] * 3, "3"]  # 4.303 * .1 / 3 ** .5
+    assert ".90 nats with 31, .41 nats with 92, .13 nats with 184, at one width (" in gradient_sentence(data)
+    assert [line.split(",")[0] for line in verdict_lines(data)] == ["On held-out text", "On WikiText-2", "On C4"]
+    assert all(line.endswith("by the plan it is the number of units.") for line in verdict_lines(data))
+    nothing = data_of(*SWEPT)
+    assert (gradient_rows(nothing), gradient_sentence(nothing), verdict_lines(nothing)) == (None, "", [])
