@@ -15,7 +15,7 @@ from ematrace.report.charts import LineChart, RowChart, Series, dot_chart, log_a
 from ematrace.report.commands import Command, command_for, command_of
 from ematrace.report.data import ReportData
 from ematrace.report.formatting import hardware_of, number
-from ematrace.report.gap import CLAIM, GapData, chain_chart, gap_heading, gap_text, largest_sentence
+from ematrace.report.gap import CLAIM, GapData, chain_chart, gap_heading, gap_points, largest_sentence
 from ematrace.report.gap_gradient import gradient_sentence
 from ematrace.report.sections.accuracy import rows_by, samples_of
 from ematrace.report.sections.content import lag_chart
@@ -51,13 +51,17 @@ class Finding:
 class FindingView:
     topic: str
     heading: str
-    text: str
+    points: tuple[str, ...]
     claim: str
     sign: str
     verdict: str
     chart: Chart | None
     command: Command | None = None
     wide: bool = False
+
+    @property
+    def text(self) -> str:
+        return " ".join(self.points)
 
 
 def build_finding(finding: Finding, data: ReportData) -> FindingView | None:
@@ -72,12 +76,12 @@ def build_finding(finding: Finding, data: ReportData) -> FindingView | None:
     if len(texts) < len(samples) or heading is None:
         lacking = dict.fromkeys(finding.numbers[name].experiment for name in samples if name not in texts)
         command = command_for(list(lacking), data) if lacking else command_of(data.claims[finding.claim], data)
-        return FindingView(finding.topic, "Not measured yet", "", found.id, look.sign, found.verdict, None, command)
+        return FindingView(finding.topic, "Not measured yet", (), found.id, look.sign, found.verdict, None, command)
     first = data.select(next(iter(finding.numbers.values())))
     hardware = hardware_of(first.cells[0].cell.provenance) if first is not None else ""
     papers = {name: number(data.paper(selector)) for name, selector in finding.papers.items()}
     text = f"{finding.sentence.format(**texts, **papers, hardware=hardware)} {seeds_of(samples.values())}"
-    return FindingView(finding.topic, heading, text, found.id, look.sign, found.verdict, finding.chart(data))
+    return FindingView(finding.topic, heading, (text,), found.id, look.sign, found.verdict, finding.chart(data))
 
 
 def gap_finding(data: ReportData) -> FindingView | None:
@@ -87,13 +91,14 @@ def gap_finding(data: ReportData) -> FindingView | None:
         return None
     gap, look = data.derived(GapData), look_of(found.verdict)
     if not gap.chains:
-        heading, text, chart = "Not measured yet", "", None
+        heading, points, chart = "Not measured yet", [], None
     else:
-        larger = [] if gap.scores.is_toy else [gradient_sentence(data), *largest_sentence(gap)]
-        text = " ".join(filter(None, [gap_text(gap), *larger]))
-        heading, chart = gap_heading(gap), chain_chart(gap.chains[0], gap.scores.is_toy)
+        heading, points = gap_heading(gap), gap_points(gap)
+        if not gap.scores.is_toy:  # what limits the largest part comes right after the parts
+            points[2:2] = filter(None, [" ".join(filter(None, [gradient_sentence(data), *largest_sentence(gap)]))])
+        chart = chain_chart(gap.chains[0], gap.scores.is_toy)
     command = None if gap.chains and not gap.scores.is_toy else gap.command
-    return FindingView("The gap", heading, text, found.id, look.sign, found.verdict, chart, command, wide=True)
+    return FindingView("The gap", heading, tuple(points), found.id, look.sign, found.verdict, chart, command, wide=True)
 
 
 def seeds_of(samples: Iterable[Sample | None]) -> str:

@@ -247,22 +247,17 @@ def gap_size(gap: GapData) -> str:
     )
 
 
-def gap_text(gap: GapData) -> str:
-    """The finding in a few sentences, each with its numbers; nothing where an end of the chain is missing."""
+def gap_points(gap: GapData) -> list[str]:
+    """The finding, a point for each thing that it says; the first one alone where there is only a toy."""
     chain = gap.chains[0]
     if gap.scores.is_toy:
-        return (
+        return [
             f"{plural(len(gap.scores.arms), 'model')} with {gap.size}, trained for seconds on text that comes with "
             "Python: the picture shows what is computed, and nothing follows from its numbers. The real one:"
-        )
-    sentences = [
-        f"From SPEN's block to GPT-2's: {gap_size(gap)}.{_in_the_chart(gap)}",
-        *_shares_sentence(gap),
-        *_mixers_sentence(gap.recall),
-    ]
-    if chain.missing:
-        sentences.append(f"{plural(len(chain.missing), 'arm')} of the chain not measured yet: see below.")
-    return " ".join([*sentences, seeds_text(chain)])
+        ]
+    missing = f" {plural(len(chain.missing), 'arm')} of the chain not measured yet: see below." if chain.missing else ""
+    first = f"From SPEN's block to GPT-2's: {gap_size(gap)}.{_in_the_chart(gap)} {seeds_text(chain)}{missing}"
+    return [first, *_shares_sentence(gap), *_mixers_sentence(gap.recall)]
 
 
 def _in_the_chart(gap: GapData) -> str:
@@ -333,14 +328,14 @@ def _shares_sentence(gap: GapData) -> list[str]:
         name: listed([percent({**s.players, **s.split}[name]) for s in gap.shares]) for name in ("gradient", "context")
     }
     texts = listed([text_name(s.text) for s in gap.shares])
-    sentences = [
+    sentence = (
         f"Averaged over the orders in which things can be changed, the straight-through gradient is {of['gradient']} "
         f"of the distance to attention with rope on {texts}, traces instead of attention {of['context']}."
-    ]
+    )
     if gap.outcome_with_true_gradient is not None:
         context = listed([percent(s.players["context"]) for s in gap.shares_with_true_gradient])
-        sentences.append(f"If the paper meant another gradient by that word, traces are {context} of what is left.")
-    return sentences
+        sentence += f" If the paper meant another gradient by that word, traces are {context} of what is left."
+    return [sentence]
 
 
 def largest_sentence(gap: GapData) -> list[str]:
