@@ -51,9 +51,9 @@ def readme_tokens(data: ReportData, _: str) -> str:
     traces, slow = ([best(data, held, "accuracy", lag) for lag in (1, 8, 32)] for held in ("traces", "slow"))
     pair, topic = [best(data, "sequence", "accuracy", lag) for lag in (1, 256)], baseline(data, "topic", 32)
     return (
-        "In a trained SPEN of 2M parameters the best of our readers names the token 1, 8 and 32 steps back in "
+        "In a trained SPEN with 2M parameters, our best reader names the token 1, 8 and 32 steps back in "
         f"{traces[0]}, {traces[1]} and {traces[2]} of cases from the three traces of the first block, in {slow[0]}, "
-        f"{slow[1]} and {slow[2]} from the slow one alone; the window's other tokens without their places give {topic} "
-        f"(C29). From two neighbouring slow traces it names the token between them in {pair[0]}, and {pair[1]} "
-        "when that was 256 steps ago.\n"
+        f"{slow[1]} and {slow[2]} from the slow one alone; a guess from the window's other tokens is right in {topic} "
+        f"(C29). From two neighbouring slow traces it names the token between them in {pair[0]} of cases, and in "
+        f"{pair[1]} when that was 256 steps ago.\n"
     )

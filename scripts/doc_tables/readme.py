@@ -43,7 +43,9 @@ def roles(data: ReportData, _: str) -> str:
         drawn_difference(drawn_values(data, SPCN[0], m, SPCN[1]), drawn_values(data, "controls", m, words))
         for m in ACCURACIES
     ]
-    return f"{table}\nOn drawn grammars SPCN minus that EMA is {', '.join(ahead)} (means and 95% over grammars).\n"
+    return (
+        f"{table}\nOn drawn grammars, SPCN minus that EMA: {', '.join(ahead)} (mean and 95% interval over grammars).\n"
+    )
 
 
 @table("readme-nouns", "lag_decoding")
@@ -57,9 +59,9 @@ def nouns(data: ReportData, _: str) -> str:
     read, guessed = at("noun_accuracy", reader="probe", trace="slow"), at("noun_accuracy", reader="role")
     untold = at("noun_among_words_accuracy", reader="probe", trace="slow")
     return (
-        "A linear probe of the slow trace that is told where a noun stood, one, two or three words back, names it in "
-        f"{read} of cases; one that is not told and chooses among all words, in {untold}; a guess that knows the "
-        f"noun's role, in {guessed} (C18).\n"
+        "Told that a noun stood one, two or three words back, a linear probe of the slow trace names it in "
+        f"{read} of cases. Not told, and choosing among all words, it is right in {untold}; a guess from the noun's "
+        f"role alone is right in {guessed} (C18).\n"
     )
 
 
