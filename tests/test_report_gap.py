@@ -30,6 +30,7 @@ from ematrace.report.gap_findings import (
     place_rows,
     recall_finding,
     share_rows,
+    split_rows,
 )
 from ematrace.report.gap_terminal import chain_view
 from ematrace.report.page import render_report
@@ -337,7 +338,7 @@ class TestMarkdown:
             data = data_of(tmp_path / name, *made)
             assert findings(data) == recall_finding(data) == f"{NOT_RECORDED}\n"
             assert details(data) == f"- {NOT_RECORDED}\n"
-            assert chain_rows(data) is None
+            assert chain_rows(data) is split_rows(data) is None
             assert place_rows(data) is None
             assert share_rows(data) is None
 
@@ -346,10 +347,19 @@ class TestMarkdown:
         assert found is not None
         heads, rows = found
         assert [row[0] for row in rows] == [*(step_name(*ends) for ends in pairwise(STEP_ENDS)), "the whole distance"]
-        assert {len(row) for row in rows} == {len(heads)} == {13}
-        for column in (1, 5, 9):
-            values = [float(row[column].split(" ")[0].replace("−", "-")) for row in rows]
+        assert {len(row) for row in rows} == {len(heads)} == {7}
+        split = split_rows(data)
+        assert split is not None
+        assert split[0][:3] == ["step", "held-out text, repeated pairs", "held-out text, other tokens"]
+
+        def nats(cell: str) -> float:
+            return float(cell.split(" ")[0].replace("−", "-"))
+
+        for column in (1, 3, 5):
+            values = [nats(row[column]) for row in rows]
             assert sum(values[:-1]) == pytest.approx(values[-1], abs=0.004)
+            parts = [nats(row[column]) + nats(row[column + 1]) for row in split[1]]
+            assert parts == pytest.approx(values, abs=0.002)
 
 
 class TestSection:

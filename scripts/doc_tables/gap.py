@@ -14,6 +14,7 @@ from ematrace.report.gap_findings import (
     second_rows,
     second_step_rows,
     share_rows,
+    split_rows,
 )
 from ematrace.report.gap_gradient import gradient_rows, verdict_lines
 
@@ -46,6 +47,11 @@ def gap_details(data: ReportData, block: str) -> str:
 @table("gap-chain")
 def gap_chain(data: ReportData, block: str) -> str:
     return _table_of(chain_rows(data))
+
+
+@table("gap-split")
+def gap_split(data: ReportData, block: str) -> str:
+    return _table_of(split_rows(data))
 
 
 @table("gap-places")

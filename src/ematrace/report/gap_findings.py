@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 
 import numpy as np
@@ -197,11 +197,6 @@ def _picture(chain: Chain) -> Iterator[str]:
         yield f"Arms of the chain that are not there: {absent}."
 
 
-def _cells_of(step: Step) -> list[str]:
-    p = "" if step.p_value is None else "< .001" if step.p_value < 0.001 else number(step.p_value, 3)
-    return [with_interval(step.nats), number(step.recall.mean, 3), number(step.other.mean, 3), p]
-
-
 def _mixers(gap: GapData) -> Iterator[str]:
     """EMA against attention with all else equal: where the gap lies on the first text, and the gap on all."""
     if not gap.recall:
@@ -287,20 +282,29 @@ def place_rows(data: ReportData) -> tuple[list[str], list[list[str]]] | None:
 
 def chain_rows(data: ReportData) -> tuple[list[str], list[list[str]]] | None:
     """The steps on every text: heads and rows; None where there is no chain of a real size."""
+    return _by_step(data, ("", ", p (Holm)"), lambda step: [with_interval(step.nats), _p_value(step.p_value)])
+
+
+def split_rows(data: ReportData) -> tuple[list[str], list[list[str]]] | None:
+    """Of every step, what lies on tokens that repeat a pair and on all others."""
+    parts = (", repeated pairs", ", other tokens")
+    return _by_step(data, parts, lambda step: [number(step.recall.mean, 3), number(step.other.mean, 3)])
+
+
+def _by_step(
+    data: ReportData, columns: Sequence[str], cells: Callable[[Step], list[str]]
+) -> tuple[list[str], list[list[str]]] | None:
     gap = data.derived(GapData)
     if gap.scores.is_toy or not gap.chains:
         return None
-    heads = ["step"]
-    for chain in gap.chains:
-        heads += [text_name(chain.text), "on repeated pairs", "on others", "p (Holm)"]
-    names = [step.name for step in (*gap.chains[0].steps, gap.chains[0].whole)]
-    rows = []
-    for i, name in enumerate(names):
-        row = [name]
-        for chain in gap.chains:
-            row += _cells_of((*chain.steps, chain.whole)[i])
-        rows.append(row)
+    heads = ["step", *(f"{text_name(chain.text)}{column}" for chain in gap.chains for column in columns)]
+    by_text = [(*chain.steps, chain.whole) for chain in gap.chains]
+    rows = [[of[0].name, *(cell for step in of for cell in cells(step))] for of in zip(*by_text, strict=True)]
     return heads, rows
+
+
+def _p_value(p: float | None) -> str:
+    return "" if p is None else "< .001" if p < 0.001 else number(p, 3)
 
 
 def second_rows(data: ReportData) -> tuple[list[str], list[list[str]]] | None:
