@@ -6,9 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
+from scipy.stats import ttest_ind
 
 from cells_support import make_table
-from ematrace.analysis.gap_design import CHAIN
+from ematrace.analysis.gap_design import CHAIN, kept_units
 from ematrace.analysis.gap_gradient import GradientCost, costs_by_size, costs_by_units, judge_units
 from ematrace.analysis.gap_trend import CONTRASTS, GRADIENT
 from ematrace.ledger import build_ledger, load_claims
@@ -46,7 +47,7 @@ def data_of(*files: CellFile) -> ReportData:
 
 
 def cost(units: int, values: Sequence[float], seeds: Sequence[int] = (0, 1, 2)) -> GradientCost:
-    return GradientCost("gap_units", 1e6, 128, units, 60.0, Sample(tuple(values)), tuple(seeds))
+    return GradientCost("gap_units", 1e6, 128, units, kept_units(units), 60.0, Sample(tuple(values)), tuple(seeds))
 
 
 @pytest.mark.parametrize("text", ["validation", "wikitext2", "c4"])
@@ -94,6 +95,28 @@ def test_the_rule_is_about_half_of_the_cost_seed_by_seed(most: Sequence[float], 
     assert verdict is not None
     assert verdict.outcome == outcome
     assert verdict.fall.values == pytest.approx([few - many for few, many in zip(COSTS[512], most, strict=True)])
+
+
+def test_the_number_kept_is_that_of_the_cells() -> None:
+    few, many = (
+        pair(values, experiment="gap_kept", units=units, kept=kept, parameters=1e6 + 1e3 * units)
+        for units, kept, values in ((3072, 31, (0.7, 0.8, 0.9)), (512, 184, (0.1, 0.0, 0.1)))
+    )
+    data = data_of(*few, *many, *of_units(), *SWEPT)
+    found = gradient_rows(data)
+    assert found is not None
+    assert [(row[2], row[4].split(" ")[0]) for row in found[1]] == [
+        ("31 of 512", ".900"), ("92 of 1,536", ".410"), ("184 of 3,072", ".133"), ("184 of 512", ".067"),
+        ("31 of 3,072", ".800"),
+    ]  # fmt: skip
+    assert verdict_lines(data) == verdict_lines(data_of(*of_units(), *SWEPT))
+
+
+def test_unpaired_by_welch() -> None:
+    verdict = judge_units([cost(512, COSTS[512]), cost(3072, COSTS[3072])])
+    assert verdict is not None
+    expected = ttest_ind([x / 2 for x in COSTS[512]], COSTS[3072], equal_var=False).confidence_interval()
+    assert verdict.unpaired == pytest.approx(tuple(expected))
 
 
 def test_only_seeds_in_common_count() -> None:

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from ematrace.experiments import (
+    gap_kept,
     gap_predictor_rates,
     gap_predictors,
     gap_rates,
@@ -268,6 +269,23 @@ def test_more_units_at_one_width_keep_6_percent_of_them() -> None:
         kept[config.d_ff] = config.k
         assert {block.ffn.W_up.out_features for block in model.model.layers} == {d_ff}
     assert kept == {512: 31, 1536: 92, 3072: 184}
+
+
+def test_few_of_many_units_and_many_of_few() -> None:
+    """Beside `gap_units`, whose models they are but for k."""
+    kept = {}
+    for point in gap_kept.grid("gpu", 1):
+        arm = gap_kept.KeptArm(**{k: v for k, v in point.factors.items() if k not in ("size", "lr")})
+        d_ff = matched_width(arm, "2m", 8192, 512)
+        config = build_arm(arm, "2m", d_ff, 300, 32).config
+        assert (config.d_model, config.topk_grad, config.load_balance) == (128, arm.ffn.removeprefix("topk_"), 0.01)
+        kept[config.d_ff, config.topk_grad] = config.k, point.factors["lr"]
+    rates = {p.factors["ffn"]: p.factors["lr"] for p in gap_units.grid("gpu", 1)}
+    ste, masked = rates["topk_ste"], rates["topk_masked"]
+    assert kept == {
+        (3072, "ste"): (31, ste), (3072, "masked"): (31, masked),
+        (512, "ste"): (184, ste), (512, "masked"): (184, masked),
+    }  # fmt: skip
 
 
 def test_all_units_kept_is_the_dense_arm() -> None:

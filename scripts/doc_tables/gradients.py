@@ -18,7 +18,7 @@ DURING = {
     "dead_units": "units never on",
     "nats": "nats",
 }
-PARTS = ("block_0", "block_1", "block_2", "block_3", "W_up", "W_down", "W_h", "embedding")
+PARTS = ("block_0", "block_1", "block_2", "block_3", "W_up", "W_down", "W_h", "W_e", "W_pred", "embedding")
 
 
 @table("straight-through-steps", GRADIENTS)

@@ -24,9 +24,10 @@ from ematrace.analysis.gap_trend import (
     rate_of_plan,
     runs_scored_on,
 )
-from ematrace.results import Sample, Table
+from ematrace.intervals import welch_difference_interval
+from ematrace.results import Interval, Sample, Table
 
-UNITS = "gap_units"
+UNITS, KEPT = "gap_units", "gap_kept"
 
 
 @dataclass(frozen=True)
@@ -37,31 +38,28 @@ class GradientCost:
     parameters: float
     width: int
     units: int
+    kept: int
     tokens_per_parameter: float
     nats: Sample
     """Positive: the straight-through gradient is worse."""
     seeds: tuple[int, ...]
 
-    @property
-    def kept(self) -> int:
-        return kept_units(self.units)
 
-
-def costs_by_units(table: Table, text: str) -> list[GradientCost]:
-    """At the main size's width and rates, by the number of units."""
-    by_units: dict[float, list[Run]] = defaultdict(list)
-    for run in runs_scored_on(table, UNITS, MAIN, text):
-        if (d_ff := run.metrics.get("d_ff")) is not None and d_ff.value is not None:
-            by_units[d_ff.value].append(run)
+def costs_by_units(table: Table, text: str, experiment: str = UNITS) -> list[GradientCost]:
+    """At the main size's width and rates, by the number of units; 6% of them are kept unless the cells say how many."""
+    by_units: dict[tuple[int, int], list[Run]] = defaultdict(list)
+    for run in runs_scored_on(table, experiment, MAIN, text):
+        units = int(run.factors["units"])
+        by_units[units, int(run.factors.get("kept", kept_units(units)))].append(run)
     found = []
-    for units, runs in sorted(by_units.items()):
+    for (units, kept), runs in sorted(by_units.items()):
         scores = admit(runs, MAIN, rate_of_plan(table, MAIN))
         if (pair := paired_difference(scores, CONTRASTS[GRADIENT], text, LEAST_SEEDS)) is None:
             continue
         parameters, tokens = (scores.model_metric(SPEN, name) for name in ("parameters", "tokens_per_parameter"))
         if parameters is not None and tokens is not None:
             width = SIZES[MAIN]["d_model"]
-            found.append(GradientCost(UNITS, parameters, width, int(units), tokens, *pair))
+            found.append(GradientCost(experiment, parameters, width, units, kept, tokens, *pair))
     return found
 
 
@@ -72,8 +70,9 @@ def costs_by_size(table: Table, text: str) -> list[GradientCost]:
         if one.size != MAIN and (nats := one.differences.get(GRADIENT)) is not None:
             of = SIZES[one.size]
             seeds = one.seeds[GRADIENT]
-            cost = (one.experiment, one.parameters, of["d_model"], of["d_ff"], one.tokens_per_parameter, nats, seeds)
-            found.append(GradientCost(*cost))
+            units, tokens = of["d_ff"], one.tokens_per_parameter
+            model = (one.experiment, one.parameters, of["d_model"], units, kept_units(units))
+            found.append(GradientCost(*model, tokens, nats, seeds))
     return sorted(found, key=lambda cost: cost.parameters)
 
 
@@ -87,6 +86,8 @@ class UnitsVerdict:
     """From the fewest to the most units, by seed."""
     below_half: Sample
     """How far the cost with the most units lies below half of that with the fewest, by seed."""
+    unpaired: Interval
+    """Of the same by Welch: a seed fixes the text's order, but the same seed trained twice differs as two seeds do."""
 
     @property
     def outcome(self) -> Literal["units", "not units", "undecided"]:
@@ -106,4 +107,5 @@ def judge_units(costs: Sequence[GradientCost]) -> UnitsVerdict | None:
     at_few, at_many = (
         np.array([dict(zip(cost.seeds, cost.nats.values, strict=True))[seed] for seed in seeds]) for cost in (few, many)
     )
-    return UnitsVerdict(few, many, Sample(tuple(at_few - at_many)), Sample(tuple(at_few / 2 - at_many)))
+    fall, below_half = (Sample(tuple(values)) for values in (at_few - at_many, at_few / 2 - at_many))
+    return UnitsVerdict(few, many, fall, below_half, welch_difference_interval(at_few / 2, at_many))

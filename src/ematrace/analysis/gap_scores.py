@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from ematrace.analysis.gap_design import ArmFactors
 from ematrace.analysis.rates import JUMP, TRAINED, Sweep, largest_rise, sweeps_of
 from ematrace.results import Metric, StoredCell, Table
+from ematrace.results.schema import Factor
 
 EXPERIMENT, SWEEP = "gap", "gap_rates"
 TOY = "toy"
@@ -62,6 +63,8 @@ class Run:
     """By text: nats of equal parts of it, in their order."""
     rise: float = 0.0
     """How far the training loss ever rose above its lowest value before."""
+    factors: Mapping[str, Factor] = field(default_factory=dict)
+    """All that its first cell has, those of the arm included."""
 
     @property
     def diverged(self) -> bool:
@@ -203,6 +206,7 @@ def _run(path: Path, cells: Sequence[StoredCell]) -> Run | None:
         {place: metrics["unigram_nats"] for place, metrics in places if "unigram_nats" in metrics},
         {text: tuple(nats[i] for i in sorted(nats)) for text, nats in parts.items()},
         largest_rise(curve) if curve else 0.0,
+        first.factors,
     )
 
 

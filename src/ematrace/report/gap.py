@@ -159,7 +159,7 @@ class GapData:
         parameters, tokens = (self.scores.model_metric(arm, name) for name in ("parameters", "tokens_per_parameter"))
         if parameters is None:
             return f"size {self.scores.size}"
-        each = f" and {number(tokens)} tokens per parameter" if tokens is not None else ""
+        each = f" and {number(tokens, 0)} tokens per parameter" if tokens is not None else ""
         return f"{_millions(parameters, 1)} parameters{each}"
 
 
@@ -197,17 +197,13 @@ def with_interval(sample: Sample, decimals: int | None = None, signed: bool = Fa
     return number(sample.mean, places, signed) + (f" ({interval(ends, places)})" if ends else "")
 
 
-def share_text(found: Ratio, decimals: int = 1) -> str:
+def share_text(found: Ratio) -> str:
     """`62.0% (58.1 to 66.2%)`; a dash where no share is given."""
     if found.share is None:
         return "–"
-    low, high = (_percentage(end, decimals) for end in found.interval or (math.nan, math.nan))
+    low, high = (number(100 * end, 1) for end in found.interval or (math.nan, math.nan))
     ends = f" ({low} to {high}%)" if found.interval is not None else ""
-    return f"{_percentage(found.share, decimals)}%{ends}"
-
-
-def _percentage(share: float, decimals: int) -> str:
-    return number(100 * share, decimals)
+    return f"{number(100 * found.share, 1)}%{ends}"
 
 
 def listed(words: Sequence[str]) -> str:

@@ -112,16 +112,18 @@ def _orders(gap: GapData) -> Iterator[str]:
     if gap.outcome is None:
         return
     averaged, (first, last) = [_values(shares) for shares in gap.shares], _ends(gap)
-    rows = [[name, *(share_text(of[change], 0) for of in averaged)] for change, name in CHANGES.items()]
+    rows = [[name, *(share_text(of[change]) for of in averaged)] for change, name in CHANGES.items()]
     rows[0][0] += ": on average"
     rows[1:1] = [
-        [f"{CHANGES['context']}: as the {at} change", *(share_text(of["context"], 0) for of in ends)]
+        [f"{CHANGES['context']}: as the {at} change", *(share_text(of["context"]) for of in ends)]
         for at, ends in (("first", first), ("last", last))
     ]
+    whole = listed([number(shares.whole.mean, 2) for shares in gap.shares])
     yield (
         "The order of the changes matters. Averaged over all orders of three changes (traces to attention with rope, "
         "the top-k layer to a dense one, the residual through that layer to a direct one), each is this share of the "
-        "distance (95% intervals over seeds):"
+        f"distance between the two ends, {whole} nats (95% intervals over seeds). They start from SPEN's block but for "
+        "its load-balance loss, error input and place of the norm."
     )
     yield _markdown(["change", *(text_name(shares.text) for shares in gap.shares)], rows)
     yield f"By the plan this counts {OUTCOMES[gap.outcome]} “the whole gap is the traces”."

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
-from ematrace.analysis.gap_gradient import GradientCost, UnitsVerdict, costs_by_size, costs_by_units, judge_units
+from ematrace.analysis.gap_gradient import (
+    KEPT,
+    UNITS,
+    GradientCost,
+    UnitsVerdict,
+    costs_by_size,
+    costs_by_units,
+    judge_units,
+)
 from ematrace.analysis.gap_scores import TEXTS
 from ematrace.analysis.gap_trend import LEAST_SEEDS
 from ematrace.report.data import ReportData
-from ematrace.report.formatting import number
+from ematrace.report.formatting import interval, number
 from ematrace.report.gap import text_name, with_interval
 from ematrace.results import Sample
 
@@ -55,15 +63,19 @@ def gradient_sentence(data: ReportData, text: str = "validation") -> str:
 
 def verdict_text(verdict: UnitsVerdict) -> str:
     """
-    >>> few = GradientCost("gap_units", 2e6, 128, 512, 60.0, Sample((0.8, 0.9, 1.0)), (0, 1, 2))
-    >>> many = GradientCost("gap_units", 5e6, 128, 3072, 26.0, Sample((0.2, 0.25, 0.2)), (0, 1, 2))
-    >>> print(verdict_text(judge_units([few, many])).replace("; ", ";\\n"))
+    >>> few = GradientCost("gap_units", 2e6, 128, 512, 31, 60.0, Sample((0.8, 0.9, 1.0)), (0, 1, 2))
+    >>> many = GradientCost("gap_units", 5e6, 128, 3072, 184, 26.0, Sample((0.2, 0.25, 0.2)), (0, 1, 2))
+    >>> print(verdict_text(judge_units([few, many])).replace("; it", ";\\nit"))
     from 31 to 184 units kept the cost falls by .683 (.425–.942) nats;
-    it is .233 (.090–.377) below half of what it was: by the plan it is the number of units
+    it is .233 (.090–.377; unpaired .131–.336) below half of what it was: by the plan it is the number of units
     """
+    paired, unpaired = (
+        interval(ends, 3) for ends in (verdict.below_half.interval or verdict.unpaired, verdict.unpaired)
+    )
     return (
         f"from {verdict.fewest.kept} to {verdict.most.kept} units kept the cost falls by {with_interval(verdict.fall)} "
-        f"nats; it is {with_interval(verdict.below_half)} below half of what it was: {OUTCOMES[verdict.outcome]}"
+        f"nats; it is {number(verdict.below_half.mean, 3)} ({paired}; unpaired {unpaired}) below half of what it was: "
+        f"{OUTCOMES[verdict.outcome]}"
     )
 
 
@@ -79,8 +91,9 @@ def with_few_seeds(sample: Sample) -> str:
 
 
 def _costs(data: ReportData, text: str) -> list[GradientCost]:
-    return [*costs_by_units(data.cells, text), *costs_by_size(data.cells, text)]
+    at_one_width = [cost for name in (UNITS, KEPT) for cost in costs_by_units(data.cells, text, name)]
+    return [*at_one_width, *costs_by_size(data.cells, text)]
 
 
-def _model(cost: GradientCost) -> tuple[str, int, int]:
-    return cost.experiment, cost.width, cost.units
+def _model(cost: GradientCost) -> tuple[str, int, int, int]:
+    return cost.experiment, cost.width, cost.units, cost.kept
