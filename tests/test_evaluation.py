@@ -24,6 +24,7 @@ from ematrace.evaluation import (
     first_tokens,
     model_folder,
     score_rows,
+    target_nats,
 )
 from ematrace.intervals import seed_interval
 from ematrace.spen import SpenConfig, SpenForCausalLM
@@ -128,6 +129,45 @@ def test_a_limited_context_slides_by_half(tokenizer: Any) -> None:
     shorter = score_rows(model, [ids], eos_id=0, context=4)[0]
     assert shorter[0] == pytest.approx(scores[0][0])
     assert not np.allclose(shorter[8:], scores[0][8:])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_nats_of_targets_are_those_of_a_softmax_in_float64(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    logits = (2 * torch.randn(2, 20, 50_257)).to(dtype)
+    targets = torch.randint(0, 50_257, (2, 21))[:, 1:]  # as of windows: not contiguous
+    wanted = -logits.double().log_softmax(-1).gather(-1, targets.unsqueeze(-1)).squeeze(-1)
+    found = target_nats(logits, targets)
+    assert found.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
+    torch.testing.assert_close(found.double(), wanted, atol=1e-12 if dtype == torch.float64 else 5e-6, rtol=0)
+
+
+@pytest.mark.parametrize("steps", [1, 16, 40, 1000])
+def test_scores_do_not_depend_on_how_much_goes_through_at_once(spen: Any, steps: int) -> None:
+    """Windows by the rule of the module's docstring, each by itself; a carried state by one pass over everything."""
+    torch.manual_seed(0)
+    config = GPT2Config(vocab_size=300, n_positions=16, n_embd=8, n_layer=1, n_head=2, bos_token_id=0, eos_token_id=0)
+    gpt2 = GPT2LMHeadModel(config).double().eval()
+    ids = np.random.default_rng(0).integers(1, 250, (2, 75))
+    inputs = torch.from_numpy(np.concatenate([np.zeros((2, 1), dtype=int), ids[:, :-1]], 1))
+
+    def log_p(model: Any, start: int, stop: int) -> np.ndarray:
+        with torch.no_grad():
+            found = model(inputs[:, start:stop]).logits.log_softmax(-1)
+        return np.take_along_axis(found.numpy(), ids[:, start:stop, None], 2)[..., 0]
+
+    wanted = log_p(gpt2, 0, 16)
+    while wanted.shape[1] < 75:
+        start = min(wanted.shape[1] - 8, 75 - 16)
+        wanted = np.concatenate([wanted, log_p(gpt2, start, start + 16)[:, wanted.shape[1] - start :]], 1)
+    passes = []
+    gpt2.register_forward_pre_hook(lambda *_: passes.append(1))
+    found = score_rows(gpt2, [ids[0], ids[1, :30]], eos_id=0, steps=steps)
+    np.testing.assert_allclose(found[0], -wanted[0], atol=1e-12)
+    np.testing.assert_allclose(found[1], -wanted[1, :30], atol=1e-12)
+    assert len(passes) == math.ceil(9 / max(1, steps // 16))  # windows start at 0, 8, ..., 56 and 59
+    found = score_rows(spen.eval(), list(ids), eos_id=0, steps=steps)
+    np.testing.assert_allclose(found, -log_p(spen, 0, 75), atol=1e-9)
 
 
 def test_a_model_in_training_mode_is_evaluated_without_dropout(tokenizer: Any, documents: list[Document]) -> None:

@@ -20,7 +20,7 @@ from ematrace.experiments.chosen_rates import arm_key, chosen_rate
 from ematrace.experiments.gap_task import SPEN, Arm, matched_width, measure_arm
 from ematrace.experiments.recall import (
     RARE,
-    count_pairs,
+    PairCounts,
     distance_to_last,
     in_own_document,
     pair_codes,
@@ -40,11 +40,11 @@ TINY: dict[str, Any] = {
 
 def test_distances_and_counts_are_those_of_a_loop() -> None:
     rng = np.random.default_rng(0)
-    windows, text = rng.integers(0, 5, (4, 60)), rng.integers(0, 5, 500)
-    codes = pair_codes(windows, 5)
+    windows, text = rng.integers(0, 7, (4, 60)), rng.integers(1, 6, 500)  # which has no 0 and no 6
+    codes = pair_codes(windows, 7)
     distance = distance_to_last(codes)
     parts = (text[start : start + 100 + 1] for start in range(0, 499, 100))
-    count = count_pairs(codes, parts, 5)
+    count = PairCounts.of(parts, 7).look_up(codes)
     in_text: dict[tuple[int, int], int] = defaultdict(int)
     for pair in pairwise(text):
         in_text[pair] += 1
@@ -152,6 +152,26 @@ def test_an_arm_is_what_its_factors_say(arm: Arm) -> None:
         assert int(counts.sum()) <= ids.numel() * block.config.k == ids.numel() * round(0.06 * block.config.d_ff)
     if arm.ffn != "dense":
         assert block.config.topk_grad == arm.ffn.removeprefix("topk_")
+
+
+@pytest.mark.parametrize("arm", [SPEN, gap_rates.CHAIN[-1]], ids=["spen", "gpt2"])
+def test_scores_are_those_of_a_softmax_in_float64(arm: Arm, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gap_task, "SCORED_AT_ONCE", 3 * 33)  # windows; the last batch has one
+    torch.manual_seed(0)
+    model = built(arm).eval()
+    model.get_input_embeddings().weight.data.mul_(50)  # as sharp as after training
+    windows = np.random.default_rng(0).integers(0, 300, (7, 33))
+    nats, usage = gap_task.score(model, windows)
+    ids = torch.from_numpy(windows)
+    with torch.no_grad(), gap_task.count_units(model) as whole:
+        log_p = model(ids[:, :-1]).logits.double().log_softmax(-1)
+    wanted = -log_p.gather(-1, ids[:, 1:, None])[..., 0].numpy()
+    assert wanted.std() > 1
+    assert nats.dtype == np.float64
+    np.testing.assert_allclose(nats, wanted, atol=1e-5)
+    assert (usage is not None) == (arm is SPEN)
+    if usage is not None:
+        assert torch.equal(usage, torch.stack(whole))
 
 
 def test_an_arm_is_trained_and_scored(tmp_path: Any) -> None:

@@ -19,6 +19,7 @@ from scipy.stats import entropy
 from ematrace.analysis.gap_design import SIZES
 from ematrace.baselines.language import UNIGRAM, Unigram
 from ematrace.experiments import (
+    chosen_rates,
     gap,
     gap_130m,
     gap_rates,
@@ -96,6 +97,7 @@ def test_rates_of_larger_models_are_swept_on_a_seed_of_their_own(monkeypatch: py
         return chosen.get((sweep, arm, factors["size"]))
 
     monkeypatch.setattr(gap_sizes, "chosen_rate", chosen_rate)
+    monkeypatch.setattr(chosen_rates, "_points", dict)  # no sweep has gone on yet
     unswept = list(gap_sizes.grid("gpu", 1))
     assert {p.factors["size"] for p in unswept} == {"2m"}  # larger ones wait for their sweep
     chosen |= {("gap_size_rates", arm, "7m"): 4e-3 for arm in gap_sizes.DECISIVE}
@@ -144,7 +146,8 @@ def test_flops_at_130m_are_those_that_the_plan_compares() -> None:
 
 
 @pytest.mark.parametrize("arm", [SPEN, Arm("attention", "rope")], ids=["spen", "attention"])
-def test_a_carried_state_is_that_of_the_whole_text(arm: Arm) -> None:
+def test_a_carried_state_is_that_of_the_whole_text(arm: Arm, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gap_130m, "SCORED_AT_ONCE", 40)  # tokens: the text takes three passes, or windows go in pairs
     torch.manual_seed(0)
     model = build_arm(arm, "toy", 64, 50, 16).eval()
     ids = torch.randint(0, 50, (16 * 6 + 1,)).numpy()

@@ -64,11 +64,10 @@ def state_forgotten_between_parts(evaluation: Any) -> None:
     """A long document is scored as if each part of it began anew."""
 
     def forget(original: Any) -> Any:
-        def parts(model: Any, inputs: Any, targets: Any, context: Any) -> Any:
-            steps = evaluation.RECURRENT_STEPS
+        def parts(model: Any, inputs: Any, targets: Any, context: Any, steps: int) -> Any:
             for start in range(0, inputs.shape[1], steps):
                 part = slice(start, start + steps)
-                yield from original(model, inputs[:, part], targets[:, part], context)
+                yield from original(model, inputs[:, part], targets[:, part], context, steps)
 
         return parts
 

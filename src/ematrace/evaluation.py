@@ -286,45 +286,60 @@ def evaluate(
     return result
 
 
-def score_rows(model: Any, rows: Sequence[np.ndarray], eos_id: int, context: int | None = None) -> list[np.ndarray]:
-    """-log p of every token of every row, given end-of-text and the tokens before it."""
+def score_rows(
+    model: Any, rows: Sequence[np.ndarray], eos_id: int, context: int | None = None, steps: int | None = None
+) -> list[np.ndarray]:
+    """-log p of every token of every row, given end-of-text and the tokens before it.
+
+    `steps` of each row go through the model at a time, or one window where that is longer; RECURRENT_STEPS by default.
+    """
     longest = max(len(row) for row in rows)
     targets = torch.full((len(rows), longest), eos_id, dtype=torch.long)  # scores after a row's end are dropped
     for i, row in enumerate(rows):
         targets[i, : len(row)] = torch.from_numpy(row)
     targets = targets.to(model.device)
     inputs = torch.cat([torch.full_like(targets[:, :1], eos_id), targets[:, :-1]], 1)
-    scores = torch.cat([part.cpu() for part in _scored_parts(model, inputs, targets, context)], 1).numpy()
+    parts = _scored_parts(model, inputs, targets, context, steps or RECURRENT_STEPS)
+    scores = torch.cat(list(parts), 1).cpu().double().numpy()  # at the end: a GPU would wait for each copy
     return [scores[i, : len(row)] for i, row in enumerate(rows)]
 
 
 @torch.no_grad()
 def _scored_parts(
-    model: Any, inputs: torch.Tensor, targets: torch.Tensor, context: int | None
+    model: Any, inputs: torch.Tensor, targets: torch.Tensor, context: int | None, steps: int
 ) -> Iterator[torch.Tensor]:
     length = inputs.shape[1]
     limit = getattr(model.config, "max_position_embeddings", None)
     if getattr(model, "_is_stateful", False) and limit is None and context is None:
         state = None
-        for start in range(0, length, RECURRENT_STEPS):
-            part = slice(start, start + RECURRENT_STEPS)
+        for start in range(0, length, steps):
+            part = slice(start, start + steps)
             output = model(input_ids=inputs[:, part], past_key_values=state, use_cache=True)
             state = output.past_key_values
-            yield _nats(output.logits, targets[:, part])
+            yield target_nats(output.logits, targets[:, part])
         return
     window = min(context or limit or RECURRENT_STEPS, limit or length, length)
+    starts = [*range(0, length - window, window - window // 2), length - window]
+    at_once = max(1, steps // window)
     scored = 0
-    while scored < length:
-        start = max(0, min(scored - window // 2, length - window))
-        part = slice(start, start + window)
-        nats = _nats(model(input_ids=inputs[:, part], use_cache=False).logits, targets[:, part])
-        yield nats[:, scored - start :]
-        scored = start + window
+    for i in range(0, len(starts), at_once):
+        group = starts[i : i + at_once]
+        read, wanted = (torch.cat([ids[:, s : s + window] for s in group]) for ids in (inputs, targets))
+        nats = target_nats(model(input_ids=read, use_cache=False).logits, wanted)
+        for start, part in zip(group, nats.split(len(inputs)), strict=True):
+            yield part[:, scored - start :]
+            scored = start + window
 
 
-def _nats(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+def target_nats(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """-log softmax(logits)[target], in float32 at least: logits [..., V], targets [...].
+
+    >>> target_nats(torch.zeros(1, 2, 4), torch.tensor([[3, 0]]))  # ln 4
+    tensor([[1.3863, 1.3863]])
+    """
     exact = logits if logits.dtype == torch.float64 else logits.float()
-    return F.cross_entropy(exact.transpose(1, 2), targets, reduction="none").double()
+    # Rows of classes: over another dimension than the last, a GPU's softmax has one block of threads for 1,024 tokens.
+    return F.cross_entropy(exact.flatten(0, -2), targets.flatten(), reduction="none").view(targets.shape)
 
 
 Encoded = tuple[Document, np.ndarray, int]

@@ -30,6 +30,7 @@ from ematrace.experiments.base import Context, Experiment, Point, number
 from ematrace.experiments.gap_sizes import ATTENTION, DECISIVE, GPT2, rate_at
 from ematrace.experiments.gap_task import (
     CURVE,
+    SCORED_AT_ONCE,
     SETTINGS,
     SPEN,
     Arm,
@@ -154,7 +155,7 @@ def carried(model: Any, text: ScoredText, eos_id: int, context: int | None) -> N
     if not np.array_equal(text.windows[:-1, -1], text.windows[1:, 0]):
         raise ValueError("settings: windows: a state is carried through the whole text, which has more windows")
     ids = np.concatenate([text.windows[0, :1], text.windows[:, 1:].ravel()])
-    return score_rows(model, [ids], eos_id, context)[0][1:].reshape(n, length)
+    return score_rows(model, [ids], eos_id, context, SCORED_AT_ONCE)[0][1:].reshape(n, length)
 
 
 def state_rows(text: str, nats: Mapping[str, Metric]) -> Iterator[Row]:

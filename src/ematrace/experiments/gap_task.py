@@ -9,36 +9,38 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from functools import cache, partial
+from io import BytesIO
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from filelock import FileLock
 from numpy.typing import NDArray
 
 from ematrace.analysis import gap_design
-from ematrace.analysis.gap_design import SIZES, ArmFactors
+from ematrace.analysis.gap_design import SIZES, ArmFactors, kept_units
 from ematrace.analysis.rates import SELECTION
 from ematrace.baselines.language import UNIGRAM, Unigram
+from ematrace.evaluation import target_nats
 from ematrace.experiments.base import Context, Point, number
 from ematrace.experiments.language_task import train_model
 from ematrace.experiments.recall import (
     RARE,
     ZOOLOGY_TOKENS,
     Ids,
-    count_pairs,
+    PairCounts,
     distance_to_last,
     in_own_document,
     pair_codes,
     recall_rows,
     stretch_rows,
 )
+from ematrace.files import write_atomically
 from ematrace.models.block import Block
 from ematrace.results import Metric, Row
 from ematrace.text import PackedTokens, load_tokenizer, open_source, pack, train_bpe
@@ -50,7 +52,6 @@ from ematrace.train.data import is_streamed
 from ematrace.train.models import build_model
 from ematrace.train.run import NonFiniteLoss
 
-KEPT = 0.06  # share of the units that the paper's top-k keeps
 GPT2_ENTRIES = 50_257  # of its tokenizer; a vocabulary of any other size is trained on the text
 _BUDGET = {
     **{"tokens": 3584 * 64 * 512, "sequences": 64, "length": 512, "warmup": 200},
@@ -93,7 +94,7 @@ class Arm(ArmFactors):
         if self.block == "gpt2":
             return {"n_embd": of["d_model"], "n_layer": of["n_layers"], "n_head": of["n_heads"], "n_inner": d_ff}
         fields: dict[str, Any] = {"d_model": of["d_model"], "n_layers": of["n_layers"], "d_ff": d_ff}
-        fields |= {"ffn": self.ffn.partition("_")[0], "residual": self.residual, "k": max(1, round(KEPT * d_ff))}
+        fields |= {"ffn": self.ffn.partition("_")[0], "residual": self.residual, "k": kept_units(d_ff)}
         fields |= {"load_balance": self.load_balance, "residual_in_fp32": True}  # as GPT-2 has it under autocast
         if self.ffn != "dense":
             fields["topk_grad"] = self.ffn.partition("_")[2]
@@ -274,15 +275,45 @@ def scored_text(
 
     Counts are those of the split `trained_on` of `data`.
     """
-    train = training_text(data, trained_on, tokenizer)
+    token_counts, pairs = training_counts(data, trained_on, tokenizer)
     text = pack(source, load_tokenizer(tokenizer)) if source else training_text(data, "validation", tokenizer)
     available = text.n_windows(length)
     chosen = np.unique(np.linspace(0, available - 1, min(most, available)).round().astype(int))
     windows = np.stack([text.window(int(i), length) for i in chosen])
     codes = pair_codes(windows, text.vocab_size)
-    count = count_pairs(codes, stretches(train), text.vocab_size)
-    unigram = -Unigram(train.counts()).log_probs[windows[:, 1:]]
-    return ScoredText(windows, distance_to_last(codes), count, unigram)
+    unigram = -Unigram(token_counts).log_probs[windows[:, 1:]]
+    return ScoredText(windows, distance_to_last(codes), pairs.look_up(codes), unigram)
+
+
+@cache
+def training_counts(data: str, split: Literal["train", "all"], tokenizer: str) -> tuple[Ids, PairCounts]:
+    """How often each token and each pair of them occurs in the training text."""
+    text = training_text(data, split, tokenizer)
+    return text.counts(), pairs_in(text)
+
+
+def pairs_in(text: PackedTokens) -> PairCounts:
+    """Counted once on a machine, and kept in the cache."""
+    path = cache_folder() / "pairs" / f"{text.fingerprint[:32]}.npz"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(path.with_suffix(".lock")):  # of several processes that want them, one counts
+        if (kept := _kept_pairs(path)) is not None and kept.counts.sum() == text.n_tokens - 1:
+            return kept
+        pairs = PairCounts.of(stretches(text), text.vocab_size)
+        file = BytesIO()
+        np.savez(file, **pairs._asdict())
+        with suppress(OSError):  # a full disk is no reason to lose what was trained
+            write_atomically(path, file.getvalue())
+    return pairs
+
+
+def _kept_pairs(path: Path) -> PairCounts | None:
+    """What the file holds; None where there is none, or it is damaged: the arrays of an .npz have checksums."""
+    try:
+        with np.load(path) as file:
+            return PairCounts(file["codes"], file["counts"])
+    except Exception:  # which one depends on where the damage is; pairs can be counted again
+        return None
 
 
 def training_text(data: str, split: Literal["train", "all", "validation"], tokenizer: str) -> PackedTokens:
@@ -305,11 +336,11 @@ def score(model: Any, windows: Ids) -> tuple[NDArray[np.float64], torch.Tensor |
     at_once = max(1, SCORED_AT_ONCE // windows.shape[1])
     nats = []
     with count_units(model) as usage:
-        for start in range(0, len(windows), at_once):
-            ids = torch.from_numpy(windows[start : start + at_once]).to(model.device)
+        for ids in torch.from_numpy(windows).to(model.device).split(at_once):
             logits = model(input_ids=ids[:, :-1], use_cache=False).logits
-            nats.append(F.cross_entropy(logits.transpose(1, 2).float(), ids[:, 1:], reduction="none").cpu())
-    return torch.cat(nats).double().numpy(), torch.stack(usage) if usage else None
+            nats.append(target_nats(logits, ids[:, 1:]))
+    # Copied once: a GPU would wait for each copy.
+    return torch.cat(nats).cpu().double().numpy(), torch.stack(usage) if usage else None
 
 
 @contextmanager

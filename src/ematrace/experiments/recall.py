@@ -10,11 +10,13 @@ new, nothing could be copied. What retrieval is worth is what hits and misses gi
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
+from typing import NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.sparse import coo_array, csr_array
 
 from ematrace.results import Metric, Row
 
@@ -64,16 +66,30 @@ def in_own_document(windows: Ids, distance: Ids, end_of_text: int) -> Mask:
     return inside
 
 
-def count_pairs(codes: Ids, text: Iterator[Ids], vocab_size: int) -> Ids:
-    """How often each pair occurs in a text, given as stretches of tokens that overlap by one."""
-    wanted, place = np.unique(codes, return_inverse=True)
-    counts = np.zeros(len(wanted), dtype=np.int64)
-    for part in text:
-        found = pair_codes(part[None, :], vocab_size)[0]
-        at = np.searchsorted(wanted, found)
-        at[at == len(wanted)] = 0
-        counts += np.bincount(at[wanted[at] == found], minlength=len(wanted))
-    return counts[place].reshape(codes.shape)
+class PairCounts(NamedTuple):
+    """The pairs that occur in a text, as codes in rising order, and how often each does."""
+
+    codes: Ids
+    counts: Ids
+
+    @classmethod
+    def of(cls, text: Iterable[Ids], vocab_size: int) -> Self:
+        """`text` is stretches of tokens that overlap by one.
+
+        >>> PairCounts.of([np.array([1, 2, 1]), np.array([1, 2])], vocab_size=10)
+        PairCounts(codes=array([12, 21]), counts=array([2, 1]))
+        """
+        total = csr_array((vocab_size, vocab_size), dtype=np.int64)
+        for part in text:
+            ones = np.ones(len(part) - 1, dtype=np.int64)
+            total = total + coo_array((ones, (part[:-1], part[1:])), shape=total.shape).tocsr()  # adds equal pairs up
+        before, after = total.nonzero()  # row by row, and in each row in order
+        return cls(before.astype(np.int64) * vocab_size + after, total.data)
+
+    def look_up(self, codes: Ids) -> Ids:
+        """How often the pairs with these codes occur."""
+        at = np.minimum(np.searchsorted(self.codes, codes), len(self.codes) - 1)
+        return np.where(self.codes[at] == codes, self.counts[at], 0)
 
 
 def recall_rows(
