@@ -71,6 +71,16 @@ class TestThePages:
         assert [page.name for page in stale] == [], "python scripts/write_tables.py writes them"
         assert data.problems == []  # no two recorded files stand for the same cell
 
+    def test_the_findings_of_the_gap_have_the_numbers_of_the_tables(self) -> None:
+        """They are written by hand; what no table has is marked *once*."""
+        page, readme = ((DOCS / name).read_text(encoding="utf-8") for name in ("gap.md", "../README.md"))
+        listed = page.split("## What it finds")[1].split("### The chain")[0]
+        written = "".join(re.findall(r"<!-- table: .*?<!-- end -->", page + readme, re.DOTALL))
+        sentences = [s for s in re.split(r"(?<=[.:;]) ", listed) if "*once*" not in s]
+        numbers = re.findall(r"(?<![\d.])\d*\.\d{2,3}\b|\b\d+(?:\.\d)?%", " ".join(sentences))
+        assert len(numbers) > 20
+        assert [number for number in numbers if number not in written] == []
+
     def test_have_every_table_once(self) -> None:
         names = [name for page in write_tables.PAGES for name in marked((DOCS / page).read_text(encoding="utf-8"))]
         assert Counter(names) == Counter(list(TABLES))

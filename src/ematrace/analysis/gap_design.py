@@ -96,8 +96,8 @@ CHANGES = (
     Change("learned positions", "positions", "learned"),
     Change("GPT-2's details", "block", "gpt2"),
 )
-# Attention without positions has no order at all, so neither half is a fair step: they count as one, and the halves are
-# shown as a detail of it.
+# Attention without positions tells order from the mask alone, so neither half is a fair step: they count as one, and
+# the halves are shown as a detail of it.
 JOINED, JOINED_NAME = (CHANGES[6], CHANGES[7]), "attention with learned positions, not traces"
 START, END = "SPEN, Algorithm 1's block", "GPT-2's block"
 CHAIN: tuple[ArmFactors, ...] = tuple(

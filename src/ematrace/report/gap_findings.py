@@ -238,7 +238,8 @@ def _joined(gap: GapData) -> Iterator[str]:
 def _halves(chain: Chain) -> Iterator[str]:
     if chain.halves:
         halves = "; ".join(f"{half.name} {with_interval(half.nats)}" for half in chain.halves)
-        yield f"- The step to attention has two halves: {halves}. Without positions attention knows no order."
+        order = "Without positions, attention can tell order from the causal mask alone."
+        yield f"- The step to attention has two halves: {halves}. {order}"
 
 
 def _recall(gap: GapData) -> Iterator[str]:
