@@ -140,6 +140,6 @@ def test_table_sentence_and_verdicts_say_the_same() -> None:
     assert rows[0] == ["1.5M", "128", "31 of 512", "60", *[".900 (.652\u20131.148)"] * 3, "3"]  # 4.303 * .1 / 3 ** .5
     assert ".90 nats with 31, .41 nats with 92, .13 nats with 184, at one width (" in gradient_sentence(data)
     assert [line.split(",")[0] for line in verdict_lines(data)] == ["On held-out text", "On WikiText-2", "On C4"]
-    assert all(line.endswith("by the plan it is the number of units.") for line in verdict_lines(data))
+    assert all(line.endswith("under the plan's rule, it is the number of units.") for line in verdict_lines(data))
     nothing = data_of(*SWEPT)
     assert (gradient_rows(nothing), gradient_sentence(nothing), verdict_lines(nothing)) == (None, "", [])

@@ -79,7 +79,7 @@ def test_every_predictor_is_in_the_table_and_the_switches_below(tmp_path: Path) 
             assert f"{block}: {name} " in text
     assert "Algorithm 1's block: linear attention, d_ff as it is" in text
     assert text.count("effect of the switch: query") == 2  # on two texts
-    assert "Switches that are a cause by the plan" in text
+    assert "Switches that count as a cause under the plan" in text
 
 
 def test_units_kept_and_gradients(tmp_path: Path) -> None:
@@ -90,7 +90,7 @@ def test_units_kept_and_gradients(tmp_path: Path) -> None:
     for share in ("3%", "6%", "12%", "25%", "50%", "100%"):
         assert f"{share} of units, straight-through" in text
     assert "load balance 1, true gradient" in text
-    assert text.count("By the plan the straight-through gradient is") == 3
+    assert text.count("Under the plan's test the straight-through gradient is") == 3
 
 
 def test_decoded_tokens_are_charts_and_a_table_for_each_model(tmp_path: Path) -> None:

@@ -306,7 +306,7 @@ def _in_all_orders(gap: GapData) -> list[str]:
     )
     return [
         f"In the factorial from that gradient on they are {averaged} on average over the orders, {first} as the first "
-        f"change and {last} as the last: {OUTCOMES[outcome]} “the whole gap is the traces”, by the plan's rule."
+        f"change and {last} as the last: {OUTCOMES[outcome]} “the whole gap is the traces” under the plan's rule."
     ]
 
 

@@ -126,7 +126,7 @@ def _orders(gap: GapData) -> Iterator[str]:
         "its load-balance loss, error input and place of the norm."
     )
     yield _markdown(["change", *(text_name(shares.text) for shares in gap.shares)], rows)
-    yield f"By the plan this counts {OUTCOMES[gap.outcome]} “the whole gap is the traces”."
+    yield f"Under the plan's rule this counts {OUTCOMES[gap.outcome]} “the whole gap is the traces”."
 
 
 def _markdown(heads: list[str], rows: list[list[str]]) -> str:

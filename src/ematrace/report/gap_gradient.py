@@ -19,9 +19,9 @@ from ematrace.report.gap import text_name, with_interval
 from ematrace.results import Sample
 
 OUTCOMES = {
-    "units": "by the plan it is the number of units",
-    "not units": "by the plan it is not the number of units",
-    "undecided": "undecided by the plan's rule",
+    "units": "under the plan's rule, it is the number of units",
+    "not units": "under the plan's rule, it is not the number of units",
+    "undecided": "undecided under the plan's rule",
 }
 HEADS = ("parameters", "width", "units kept", "tokens per parameter")
 
@@ -67,7 +67,7 @@ def verdict_text(verdict: UnitsVerdict) -> str:
     >>> many = GradientCost("gap_units", 5e6, 128, 3072, 184, 26.0, Sample((0.2, 0.25, 0.2)), (0, 1, 2))
     >>> print(verdict_text(judge_units([few, many])).replace("; it", ";\\nit"))
     from 31 to 184 units kept the cost falls by .683 (.425–.942) nats;
-    it is .233 (.090–.377; unpaired .131–.336) below half of what it was: by the plan it is the number of units
+    it is .233 (.090–.377; unpaired .131–.336) below half of what it was: under the plan's rule, it is the number of units
     """
     paired, unpaired = (
         interval(ends, 3) for ends in (verdict.below_half.interval or verdict.unpaired, verdict.unpaired)

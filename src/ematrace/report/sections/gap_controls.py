@@ -82,7 +82,9 @@ def _switches(found: Switches) -> Iterator[Content]:
         [f"attention over the inputs, on {name}", "nats gained over the static predictor"], rows, f"Switches on {name}"
     )
     causes = ", ".join(found.causes) or "none"
-    yield Paragraph(f"Switches that are a cause by the plan (effect above .02 nats, interval without 0): {causes}.")
+    yield Paragraph(
+        f"Switches that count as a cause under the plan (effect above .02 nats, interval without 0): {causes}."
+    )
 
 
 def sparsity(data: ReportData) -> Sequence[Content | None]:
@@ -142,7 +144,7 @@ def _gradient_parts(data: ReportData) -> Iterator[Content]:
             is_misleading(steps)
         ]
         yield gradient_table(steps, name)
-        yield Paragraph(f"By the plan the straight-through gradient is {misleading} there.")
+        yield Paragraph(f"Under the plan's test the straight-through gradient is {misleading} there.")
 
 
 def gradient_table(steps: Sequence[GradientsAt], name: str) -> DataTable:
