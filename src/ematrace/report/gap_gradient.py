@@ -65,9 +65,10 @@ def verdict_text(verdict: UnitsVerdict) -> str:
     """
     >>> few = GradientCost("gap_units", 2e6, 128, 512, 31, 60.0, Sample((0.8, 0.9, 1.0)), (0, 1, 2))
     >>> many = GradientCost("gap_units", 5e6, 128, 3072, 184, 26.0, Sample((0.2, 0.25, 0.2)), (0, 1, 2))
-    >>> print(verdict_text(judge_units([few, many])).replace("; it", ";\\nit"))
+    >>> print(verdict_text(judge_units([few, many])).replace("; it", ";\\nit").replace(": u", ":\\nu"))
     from 31 to 184 units kept the cost falls by .683 (.425–.942) nats;
-    it is .233 (.090–.377; unpaired .131–.336) below half of what it was: under the plan's rule, it is the number of units
+    it is .233 (.090–.377; unpaired .131–.336) below half of what it was:
+    under the plan's rule, it is the number of units
     """
     paired, unpaired = (
         interval(ends, 3) for ends in (verdict.below_half.interval or verdict.unpaired, verdict.unpaired)
