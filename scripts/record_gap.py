@@ -5,28 +5,32 @@ python scripts/record_gap.py units 30m --data "train-*.jsonl.xz" --settings vali
 
 A stage is an experiment, or the part of it that has certain factors; the stages of a track follow each other. A sweep
 of learning rates goes on until `choose_rates.py` asks for no more of it, and the figures at the chosen rates come
-after it. Runs that are recorded are not repeated, so that a round which ends early is continued by the next one.
-After --seconds everything is stopped: what is written is whole, what was running is lost. Where NVIDIA's MPS is
-installed (`nvidia-cuda-mps-control -d` starts it), more processes share the GPU well. Rates are chosen from results/.
+after it. Results go to this checkout's results/. Runs that are recorded are not repeated, so that a round which ends
+early is continued by the next one. After --seconds, on Ctrl-C and on SIGTERM everything is stopped: what is written is
+whole, what was running is lost. Where NVIDIA's MPS is installed (`nvidia-cuda-mps-control -d` starts it), more
+processes share the GPU well. Exit code 1 if a stage failed or was stopped.
 """
 
 from __future__ import annotations
 
 import argparse
-import queue
+import signal
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from pathlib import Path
 
+from ematrace.experiments import EXPERIMENTS
 from ematrace.experiments.chosen_rates import FILE
 
-CHOOSE = Path(__file__).parent / "choose_rates.py"
-MOST_ROUNDS = 6  # of a sweep: two beyond each end, then repeats
-GRACE = 20  # seconds between SIGTERM and SIGKILL
+ROOT = Path(__file__).resolve().parent.parent
+CHOOSE = ROOT / "scripts" / "choose_rates.py"
+MOST_SWEEPS = 6  # of one arm: beyond each end, then repeats
+GRACE = 20.0  # seconds between SIGTERM and SIGKILL
 
 
 @dataclass(frozen=True)
@@ -37,24 +41,26 @@ class Stage:
     sweep: bool = False
 
 
-def _both_gradients(size: str) -> tuple[str, ...]:
-    return f"size={size}", "context=ema_error", "ffn=topk_ste", "ffn=topk_masked"
+def _swept(*only: str) -> tuple[Stage, Stage]:
+    """Decisive arms of a larger size: their rates, then their figures."""
+    return Stage("gap_size_rates", only, sweep=True), Stage("gap_sizes", only)
 
 
-def _at(size: str, *only: str) -> tuple[Stage, ...]:
-    where = only or (f"size={size}",)
-    return Stage("gap_size_rates", where, sweep=True), Stage("gap_sizes", where)
+def _others(size: str) -> tuple[Stage, ...]:
+    """The decisive arms but SPEN's block under both gradients and GPT-2's."""
+    dense = _swept(f"size={size}", "block=skeleton", "ffn=dense")
+    return *dense, *_swept(f"size={size}", "context=attention", "ffn=topk_masked")
 
 
-# In the order of docs/analysis-plan.md: what decides comes first.
 TRACKS: Mapping[str, tuple[Stage, ...]] = {
     "chain": (Stage("gap_rates", sweep=True), Stage("gap")),
     "kept": (Stage("gap_kept"),),
     "units": (Stage("gap_units"),),
-    "7m-gpt2": _at("7m", "size=7m", "block=gpt2"),
-    "30m": _at("30m", *_both_gradients("30m")),
-    "30m-gpt2": _at("30m", "size=30m", "block=gpt2"),
-    "sizes": (*_at("7m"), *_at("30m")),
+    "7m-gpt2": _swept("size=7m", "block=gpt2"),
+    "30m": _swept("size=30m", "context=ema_error", "ffn=topk_ste", "ffn=topk_masked"),
+    "30m-gpt2": _swept("size=30m", "block=gpt2"),
+    "7m-others": _others("7m"),
+    "30m-others": _others("30m"),
     "130m": (Stage("gap_130m", ("seed=0",)),),
     "second": (Stage("gap_second"),),
     "decoding": (Stage("trace_decoding"),),
@@ -68,90 +74,108 @@ TRACKS: Mapping[str, tuple[Stage, ...]] = {
 }
 
 
-@dataclass(frozen=True)
-class Round:
-    """How the stages are run."""
+@dataclass
+class Recorder:
+    """Runs tracks until they are done, fail, or are stopped."""
 
     options: Sequence[str]
-    """Of `python -m ematrace.experiments`, after the experiment and its factors."""
+    """Of `python -m ematrace.experiments`, after the experiment and before its factors."""
     deadline: float
     """By `time.monotonic`."""
+    _stopped: threading.Event = field(default_factory=threading.Event)
+    _running: set[subprocess.Popen[bytes]] = field(default_factory=set)
+    _choosing: threading.Lock = field(default_factory=threading.Lock)
 
-    def track(self, name: str) -> None:
-        for stage in TRACKS[name]:
-            rounds = MOST_ROUNDS if stage.sweep else 1
-            while rounds and self._run(f"{name}: {stage.experiment}", self.command(stage)):
-                rounds -= 1
-                if stage.sweep and not self._choose(name):
-                    break
+    def run(self, names: Sequence[str], lanes: int) -> bool:
+        """The tracks in their order, as lanes become free; what measures speed comes last, alone. True on success."""
+        alone = [name for name in names if any(EXPERIMENTS[stage.experiment].alone for stage in TRACKS[name])]
+        shared = [name for name in names if name not in alone]
+        done = []
+        for part, at_once in ((shared, lanes), (alone, 1)):
+            with ThreadPoolExecutor(at_once) as pool:
+                tracks = [pool.submit(self.track, name) for name in part]
+                try:
+                    done += [track.result() for track in tracks]
+                except BaseException:  # Ctrl-C, or a lane that broke: the others must not go on
+                    self.stop()
+                    raise
+        return all(done)
+
+    def stop(self) -> None:
+        self._stopped.set()
+        for process in list(self._running):
+            process.terminate()
+
+    def track(self, name: str) -> bool:
+        done = [self._stage(name, stage) for stage in TRACKS[name]]  # all of them, also after one that failed
+        return all(done)
+
+    def _stage(self, track: str, stage: Stage) -> bool:
+        for _ in range(MOST_SWEEPS if stage.sweep else 1):
+            before = FILE.read_bytes()  # of before the stage: another track may choose for this one as well
+            if not self._command(f"{track}: {stage.experiment}", self.command(stage)):
+                return False
+            if not stage.sweep:
+                return True
+            with self._choosing:
+                if not self._command(f"{track}: rates", [sys.executable, str(CHOOSE)]):
+                    return False
+            if FILE.read_bytes() == before:
+                return True
+        return False
 
     def command(self, stage: Stage) -> list[str]:
         only = ["--only", *stage.only] if stage.only else []
         return [sys.executable, "-m", "ematrace.experiments", stage.experiment, *self.options, *only]
 
-    def _choose(self, name: str) -> bool:
-        """Whether that changed what is chosen or wanted."""
-        before = FILE.read_bytes()
-        return self._run(f"{name}: rates", [sys.executable, str(CHOOSE)]) and FILE.read_bytes() != before
-
-    def _run(self, label: str, command: Sequence[str]) -> bool:
-        """False where time has run out or the command failed, which says why itself."""
-        left = self.deadline - time.monotonic()
-        if left <= 0:
+    def _command(self, label: str, command: Sequence[str]) -> bool:
+        """False where time has run out, everything was stopped, or the command failed, which says why itself."""
+        if self._stopped.is_set() or time.monotonic() >= self.deadline:
             return False
         print(f"begins: {label}", flush=True)
-        with subprocess.Popen(command) as process:
-            try:
-                code = process.wait(left)
-            except subprocess.TimeoutExpired:
+        process = subprocess.Popen(command)
+        self._running.add(process)
+        try:
+            if self._stopped.is_set():  # between the look above and now
                 process.terminate()
-                try:
-                    process.wait(GRACE)
-                except subprocess.TimeoutExpired:
-                    process.kill()
-                print(f"out of time: {label}", flush=True)
-                return False
+            code = _wait(process, self.deadline)
+        finally:
+            self._running.discard(process)
         print(f"ended with exit code {code}: {label}", flush=True)
         return code == 0
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
+def _wait(process: subprocess.Popen[bytes], deadline: float) -> int:
+    """Its exit code; what still runs at the deadline is terminated, and killed if that does not end it."""
+    try:
+        return process.wait(None if deadline == float("inf") else max(0.0, deadline - time.monotonic()))
+    except subprocess.TimeoutExpired:
+        process.terminate()
+    try:
+        return process.wait(GRACE)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        return process.wait()
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("tracks", nargs="+", choices=TRACKS, metavar="TRACK", help=f"of {', '.join(TRACKS)}")
     parser.add_argument("--data", required=True, help="training text")
     parser.add_argument("--settings", nargs="*", default=(), metavar="NAME=VALUE", help="as of ematrace reproduce")
-    parser.add_argument("--lanes", type=int, default=2, help="tracks at a time")
-    parser.add_argument("--per-gpu", type=int, default=4, help="processes of each track")
-    parser.add_argument("--seconds", type=float, default=float("inf"), help="after which all is stopped")
-    parser.add_argument("--scale", choices=("cpu", "gpu"), default="gpu", help="cpu: toys, which show that it runs")
-    parser.add_argument("--out", default="results", help="folder of the result files")
+    parser.add_argument("--lanes", type=int, default=2, choices=range(1, 17), metavar="N", help="tracks at a time")
+    parser.add_argument("--per-gpu", type=int, default=4, metavar="N", help="processes of each track")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="after which everything is stopped")
     given = parser.parse_args(arguments)
-    options = ["--scale", given.scale, "--data", given.data, "--out", given.out]
-    options += ["--per-gpu", str(given.per_gpu)] if given.scale == "gpu" else []
+    options = ["--scale", "gpu", "--per-gpu", str(given.per_gpu), "--data", given.data, "--out", str(ROOT / "results")]
     options += ["--settings", *given.settings] if given.settings else []
-    run_tracks(given.tracks, Round(options, time.monotonic() + given.seconds), given.lanes)
-
-
-def run_tracks(names: Sequence[str], how: Round, lanes: int) -> None:
-    """In their order, as lanes become free."""
-    waiting: queue.SimpleQueue[str] = queue.SimpleQueue()
-    for name in names:
-        waiting.put(name)
-
-    def work() -> None:
-        while True:
-            try:
-                name = waiting.get_nowait()
-            except queue.Empty:
-                return
-            how.track(name)
-
-    threads = [threading.Thread(target=work) for _ in range(min(lanes, len(names)))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    recorder = Recorder(options, time.monotonic() + given.seconds)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C
+    try:
+        return 0 if recorder.run(list(dict.fromkeys(given.tracks)), given.lanes) else 1
+    except KeyboardInterrupt:
+        return 130
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

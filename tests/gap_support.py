@@ -41,13 +41,13 @@ def run(arm: ArmFactors, seed: int, other: float, recall: float, size: str = "2m
     for text, parts in changes.pop("stretches", {}).items():
         rows += [Row({"text": text, "stretch": i}, {"nats_in_stretch": _mean(x, 10)}) for i, x in enumerate(parts)]
     parameters, curve = changes.pop("parameters", 1_901_824.0), changes.pop("curve", {})
-    units, kept = changes.pop("units", None), changes.pop("kept", None)  # as `gap_units` and `gap_kept` have them
+    units, k = changes.pop("units", None), changes.pop("k", None)  # as `gap_units` and `gap_kept` have them
     of_units = {"d_ff": Metric(float(units)), "tokens_per_parameter": Metric(60.0)} if units else {}
     rows.append(Row({}, {"parameters": Metric(parameters), "selection_nats": Metric(whole), **of_units}))
     rows += [Row({"step": step}, {"train_nats": Metric(nats, "nats")}) for step, nats in curve.items()]
     lr = changes.pop("lr", RATE)
     fields = {"experiment": "gap", "scale": "gpu", "settings": {"tokens": 117_440_512, "vocab_size": 8192}, **changes}
-    more = {name: value for name, value in {"units": units, "kept": kept}.items() if value}
+    more = {name: value for name, value in {"units": units, "k": k}.items() if value}
     factors = {**asdict(arm), "size": size, "lr": lr, **more}
     return make_file(*rows, seed=seed, factors=factors, **fields)
 

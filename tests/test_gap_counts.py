@@ -92,7 +92,7 @@ def test_of_several_processes_one_counts_and_the_others_read(
     for process in processes:
         process.start()
     for process in processes:
-        process.join()
+        process.join(60)
     assert [process.exitcode for process in processes] == [0, 0, 0]
     assert log.read_text() == "counted\n"
     assert {path.suffix for path in kept_file(tmp_path).parent.iterdir()} <= {".npz", ".lock"}  # no part of a file

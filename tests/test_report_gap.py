@@ -20,7 +20,7 @@ from ematrace.analysis.gap_design import ATTENTION, CHAIN, EMA, STEP_ENDS, ArmFa
 from ematrace.ledger import build_ledger, load_claims
 from ematrace.report.charts import Fall, LineChart, RowChart, waterfall_chart
 from ematrace.report.data import ReportData
-from ematrace.report.findings import gap_finding
+from ematrace.report.findings import FindingView, gap_finding
 from ematrace.report.gap import GapData
 from ematrace.report.gap_findings import (
     NOT_RECORDED,
@@ -90,6 +90,10 @@ AT_130M: dict[str, Any] = {
 }
 
 
+def text_of(finding: FindingView) -> str:
+    return " ".join(finding.points)
+
+
 class TestWaterfall:
     chart = waterfall_chart(
         "c",
@@ -126,7 +130,7 @@ class TestFinding:
         found = gap_finding(data)
         assert found is not None
         start, end = (0.8 * nats_of(arm) + 0.2 * recall_of(arm) for arm in (CHAIN[0], CHAIN[-1]))
-        assert "Only 3 seeds, where the plan has 5." in found.text
+        assert "Only 3 seeds, where the plan has 5." in text_of(found)
         assert isinstance(found.chart, RowChart)
         assert [row.label for row in found.chart.rows[1:-1]] == [step_name(*ends) for ends in pairwise(STEP_ENDS)]
         values = {row.label: row.value for row in found.chart.rows}
@@ -134,17 +138,17 @@ class TestFinding:
         gap = re.search(
             r"at 2M parameters, a gap of (\S+) \(\S+\) nats on C4 \((\S+) times in perplexity\), where the paper has "
             "8x on C4",
-            found.text,
+            text_of(found),
         )
         assert gap is not None
         assert float(gap[1]) == pytest.approx(start - end, abs=0.002)
-        assert f"On held-out text, as in the chart, it is {gap[1]} (" in found.text
+        assert f"On held-out text, as in the chart, it is {gap[1]} (" in text_of(found)
         assert float(gap[2]) == pytest.approx(math.exp(start - end), abs=0.01)
 
     def test_the_largest_size_stands_beside_it(self, data: ReportData, tmp_path: Path) -> None:
         first = gap_finding(data)
         assert first is not None
-        assert "tokens per parameter, SPEN's block" not in first.text
+        assert "tokens per parameter, SPEN's block" not in text_of(first)
         masked = replace(CHAIN[0], ffn="topk_masked")
 
         def text(nats: dict[ArmFactors, float], seeds: int = 1) -> str:
@@ -158,7 +162,7 @@ class TestFinding:
             ]
             found = gap_finding(data_of(tmp_path / f"{nats.values()}", *files(), *large))
             assert found is not None
-            return found.text
+            return text_of(found)
 
         rates = "rates carried over from 2M parameters"
         assert (
@@ -184,7 +188,7 @@ class TestFinding:
             "most of the gap is not the traces, if “straight-through” means what we take it to mean."
         )
         assert "If the paper meant another gradient by that word, traces are 100%, 100% and 100% of what is left." in (
-            found.text
+            text_of(found)
         )
 
     def test_a_toy_is_called_one_and_decides_nothing(self, tmp_path: Path) -> None:
@@ -215,7 +219,7 @@ class TestFinding:
     def test_nothing_is_said_without_an_end(self, tmp_path: Path) -> None:
         found = gap_finding(data_of(tmp_path / "few", *files(CHAIN[:-1])))
         assert found is not None
-        assert (found.heading, found.text, found.chart) == ("Not measured yet", "", None)
+        assert (found.heading, found.points, found.chart) == ("Not measured yet", (), None)
 
     def test_a_small_distance_is_no_gap(self, tmp_path: Path) -> None:
         flat = [run(arm, seed, 4.0 + 0.001 * seed * (i % 2), 3.0) for i, arm in enumerate(ARMS) for seed in range(3)]
@@ -424,7 +428,7 @@ class TestSection:
         )
         found = gap_finding(partial)
         assert found is not None
-        assert "of the chain not measured yet" in found.text
+        assert "of the chain not measured yet" in text_of(found)
 
     def test_an_arm_at_the_end_of_its_grid_is_not_published(self, tmp_path: Path) -> None:
         made = [run(arm, seed, n, 4.0) for arm, n in NATS.items() for seed in range(2)]

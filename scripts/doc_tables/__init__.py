@@ -1,6 +1,6 @@
 """The tables of docs/ that recorded cells decide: `TABLES` has a function for each, by the name of its markers."""
 
-from doc_tables import choices, decoding, gap, gradients, large, networks, predictors, readme, small_scale
+from doc_tables import choices, decoding, gap, large, networks, predictors, readme, small_scale, straight_through
 from doc_tables.blocks import TABLES, changed_blocks, marked, rewrite
 from doc_tables.picture import chain_picture
 
@@ -11,7 +11,6 @@ __all__ = [
     "choices",
     "decoding",
     "gap",
-    "gradients",
     "large",
     "marked",
     "networks",
@@ -19,4 +18,5 @@ __all__ = [
     "readme",
     "rewrite",
     "small_scale",
+    "straight_through",
 ]

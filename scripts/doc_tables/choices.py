@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-from doc_tables.blocks import ACCURACIES, NOT_RECORDED, cells_of, markdown, means, seeds_of, select, table
+from doc_tables.blocks import ACCURACIES, NOT_RECORDED, cells_of, means, seeds_of, select, table
 from ematrace.analysis.choices import DEFAULT, EXPERIMENT, SCATTER, Change, Quantity, change_of, hold_under
 from ematrace.report.data import ReportData
-from ematrace.report.formatting import number
+from ematrace.report.formatting import markdown_table, number
 from ematrace.report.sections.choices import change_text, comparisons_of, failing_text, measured_figures, names_of
 from ematrace.results import Selector
 
@@ -69,7 +69,7 @@ def _last_column(block: str, templates: dict[str, str], fill: Callable[[str], st
     for row in rows:
         if row[0] in templates:
             row[-1] = _FIELD.sub(lambda match: fill(match[1]), templates[row[0]])
-    return markdown([cell.strip() for cell in head.strip().strip("|").split("|")], rows)
+    return markdown_table([cell.strip() for cell in head.strip().strip("|").split("|")], rows)
 
 
 @table("choices-claims", EXPERIMENT)
@@ -89,7 +89,7 @@ def claims(data: ReportData, _: str) -> str:
     lines.append((f"*{SCATTER:g} standard deviations over seeds*", *spread, "–"))
     heads = ("choice", *(f"{id} {data.claims[id].title}" for id in figures), "directions that fail")
     default = select(data.table, EXPERIMENT, "within", {"choice": DEFAULT, "variant": "full"})
-    return markdown(heads, lines) + f"\n{seeds_of([default])}\n"
+    return markdown_table(heads, lines) + f"\n{seeds_of([default])}\n"
 
 
 def _joined(changes: list[Change | None], is_default: bool) -> str:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import product
 
-from doc_tables.blocks import NOT_RECORDED, markdown, mean, seeds_of, select, table
+from doc_tables.blocks import NOT_RECORDED, mean, seeds_of, select, table
 from ematrace.report.data import ReportData
-from ematrace.report.formatting import number
+from ematrace.report.formatting import markdown_table, number
 from ematrace.report.sections.trace_tokens import BASELINES, EXPERIMENT, READERS, REPRESENTATIONS, SEQUENCES
 from ematrace.results import Factors, Selection
 
@@ -42,7 +42,7 @@ def trace_decoding(data: ReportData, _: str) -> str:
         found = [" / ".join(best(data, held, metric, lag) for metric in ("accuracy", "gain_nats")) for lag in LAGS]
         lines.append((REPRESENTATIONS[held], *found))
     used = [selection for held in HELD for selection in read_by(data, held, "accuracy", LAGS[0])]
-    return markdown(("read from", *(f"{lag} back" for lag in LAGS)), lines) + f"\n{seeds_of(used)}\n"
+    return markdown_table(("read from", *(f"{lag} back" for lag in LAGS)), lines) + f"\n{seeds_of(used)}\n"
 
 
 @table("readme-tokens", EXPERIMENT)

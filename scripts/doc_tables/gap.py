@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from doc_tables.blocks import markdown, table
+from doc_tables.blocks import table
 from ematrace.report.data import ReportData
+from ematrace.report.formatting import markdown_table
 from ematrace.report.gap_findings import (
     NOT_RECORDED,
     chain_rows,
@@ -16,7 +17,7 @@ from ematrace.report.gap_findings import (
     share_rows,
     split_rows,
 )
-from ematrace.report.gap_gradient import gradient_rows, verdict_lines
+from ematrace.report.gradient_cost import gradient_rows, verdict_lines
 
 
 @table("gap-findings")
@@ -29,14 +30,14 @@ def readme_recall(data: ReportData, block: str) -> str:
     return recall_finding(data)
 
 
-@table("readme-gradient", "gap_units", "gap_sizes")
+@table("readme-gradient", "gap_units", "gap_kept", "gap_sizes", "gap_130m")
 def readme_gradient(data: ReportData, block: str) -> str:
     return _table_of(gradient_rows(data))
 
 
 @table("gap-gradient", "gap_units")
 def gap_gradient(data: ReportData, block: str) -> str:
-    return "".join(f"- {line}\n" for line in verdict_lines(data))
+    return "".join(f"- {line}\n" for line in verdict_lines(data)) or f"{NOT_RECORDED}\n"
 
 
 @table("gap-details")
@@ -75,4 +76,4 @@ def gap_second_steps(data: ReportData, block: str) -> str:
 
 
 def _table_of(found: tuple[list[str], list[list[str]]] | None) -> str:
-    return f"{NOT_RECORDED}\n" if found is None else markdown(*found)
+    return f"{NOT_RECORDED}\n" if found is None else markdown_table(*found)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 
-from doc_tables.blocks import NOT_RECORDED, markdown, mean, seeds_of, select, table
+from doc_tables.blocks import NOT_RECORDED, mean, seeds_of, select, table
 from ematrace.report.data import ReportData
-from ematrace.report.formatting import MINUS, number, plural
+from ematrace.report.formatting import MINUS, markdown_table, number, plural
 from ematrace.report.gap import listed
 from ematrace.report.sections.spen import AT_130M, BUDGETS_130M
 from ematrace.results import Factors, Selection
@@ -45,7 +45,7 @@ def at_130m(data: ReportData, _: str) -> str:
     unigram = [mean(data.table, EXPERIMENT, "unigram_perplexity", {**SPEN, "text": text}) for text in TEXTS]
     lines.append(("*unigram*", "", *unigram, *[""] * (len(SLICES) + 2)))
     heads = ("model", "tokens", *TEXTS.values(), "held-out nats", *SLICES.values(), "training nats")
-    return markdown(heads, lines) + f"\n{seeds_of(used)}\n"
+    return markdown_table(heads, lines) + f"\n{seeds_of(used)}\n"
 
 
 @table("readme-130m", EXPERIMENT)

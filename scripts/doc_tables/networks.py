@@ -5,19 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from doc_tables.blocks import (
-    ACCURACIES,
-    NOT_RECORDED,
-    difference,
-    markdown,
-    means,
-    seeds_of,
-    select,
-    table,
-)
+from doc_tables.blocks import ACCURACIES, NOT_RECORDED, difference, means, seeds_of, select, table
 from ematrace.ledger import tolerance_band
 from ematrace.report.data import ReportData
-from ematrace.report.formatting import number
+from ematrace.report.formatting import markdown_table, number
 from ematrace.results import Factors, Selection, Selector
 from ematrace.results.schema import Factor
 
@@ -64,7 +55,7 @@ def diagnosis(data: ReportData, _: str) -> str:
             predicted = level < top or metric != "precision_in_range"
             cells.append(" → ".join(shown) if predicted else "nothing predicts it")
         lines.append((f"L{level}", *cells))
-    return markdown(("locked → described", *columns.values()), lines) + f"\n{seeds_of(used)}\n"
+    return markdown_table(("locked → described", *columns.values()), lines) + f"\n{seeds_of(used)}\n"
 
 
 @table("pghu", "networks")
@@ -79,7 +70,7 @@ def pghu(data: ReportData, _: str) -> str:
             )
             differences = [difference(a, b) for a, b in zip(full, without, strict=True)]
             lines.append((f"{network}, {label}", *differences, seeds_of(full).removesuffix(".") or "–"))
-    return markdown(("network", "within", "transfer", "deep", "seeds"), lines)
+    return markdown_table(("network", "within", "transfer", "deep", "seeds"), lines)
 
 
 @table("networks", "networks")
@@ -118,7 +109,7 @@ def networks(data: ReportData, _: str) -> str:
     full = {"variant": "full"}
     used = [select(data.cells, "networks", "within", {**of(n, g), **full}) for g in GRAMMARS for n in NETWORKS]
     heads = ("", "paper", *(f"{network}, {label}" for label in GRAMMARS.values() for network in NETWORKS))
-    return markdown(heads, lines) + f"\n{seeds_of(used)}\n"
+    return markdown_table(heads, lines) + f"\n{seeds_of(used)}\n"
 
 
 def in_paper(data: ReportData, metrics: Sequence[str], wheres: Sequence[Factors], separator: str) -> str:
@@ -152,7 +143,7 @@ def rules_by_network(data: ReportData, _: str) -> str:
         lines.append((rule, *cells))
     heads = ("rule", *(f"{name}{what}" for name in where for what in (", W/T/D", ": participation ratio of codes")))
     used = [select(data.cells, e, "within", {**f, "rule": "frozen"}) for e, f in where.values()]
-    return markdown(heads, lines) + f"\n{seeds_of(used)}\n"
+    return markdown_table(heads, lines) + f"\n{seeds_of(used)}\n"
 
 
 @table("supervised-models", *SUPERVISED[1:])
@@ -175,7 +166,7 @@ def supervised_models(data: ReportData, _: str) -> str:
             within = means(data.table, experiment, ("within",), {**factors, "unseen": "untrained"})
             lines.append((model, epochs, within, *cells))
     heads = ("model", "epochs", "W", *CODINGS.values())
-    return f"{markdown(heads, lines)}\n{seeds_of(used)} {nearest(data, hard)}\n"
+    return f"{markdown_table(heads, lines)}\n{seeds_of(used)} {nearest(data, hard)}\n"
 
 
 def epochs_of(selection: Selection | None) -> str:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from doc_tables.blocks import difference, markdown, mean, seeds_of, select, table
+from doc_tables.blocks import difference, mean, seeds_of, select, table
 from ematrace.report.data import ReportData
+from ematrace.report.formatting import markdown_table
 from ematrace.report.sections.gap_controls import BLOCKS, HELD_OUT, PREDICTORS
 from ematrace.results import Factors
 
@@ -40,4 +41,4 @@ def predictors(data: ReportData, _: str) -> str:
             used += pair
         lines.append((PREDICTORS[other], *cells))
     unigram = mean(data.table, EXPERIMENT, "unigram_nats", of(static, "topk_ste", "matched"))
-    return markdown(("predictor", *COLUMNS), lines) + f"\n{seeds_of(used)} The unigram has {unigram} nats.\n"
+    return markdown_table(("predictor", *COLUMNS), lines) + f"\n{seeds_of(used)} The unigram has {unigram} nats.\n"

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 
-from doc_tables.blocks import ACCURACIES, drawn_difference, drawn_values, markdown, mean, select, table
+from doc_tables.blocks import ACCURACIES, drawn_difference, drawn_values, mean, select, table
 from doc_tables.small_scale import SPCN
 from ematrace.report.data import ReportData
-from ematrace.report.formatting import number
+from ematrace.report.formatting import markdown_table, number
 from ematrace.results import Factors
 
 SAID = {
@@ -34,7 +34,7 @@ def roles(data: ReportData, _: str) -> str:
         ("BiGRU, trained on labels", "supervised", {"unseen": "untrained"}),
     )
     heads = ("roles are read from", "within the grammar", "on unseen words", "deep roles")
-    table = markdown(
+    table = markdown_table(
         heads,
         ((label, *(mean(data.table, name, metric, where) for metric in ACCURACIES)) for label, name, where in read),
     )

@@ -12,7 +12,6 @@ from doc_tables.blocks import (
     difference,
     drawn_difference,
     drawn_values,
-    markdown,
     mean,
     means,
     seeds_of,
@@ -23,7 +22,7 @@ from doc_tables.blocks import (
 from ematrace.analysis.equivalence import MARGIN, compare_by_k
 from ematrace.ledger import Claim, LedgerRow
 from ematrace.report.data import ReportData
-from ematrace.report.formatting import number, plural
+from ematrace.report.formatting import markdown_table, number, plural
 from ematrace.report.verdicts import LETTERS, checks_line, ours_lines, short_names
 from ematrace.results import Factors, Selector
 
@@ -51,7 +50,7 @@ def small_rows(data: ReportData) -> list[tuple[LedgerRow, Claim]]:
 @table("verdicts-small")
 def verdicts(data: ReportData, _: str) -> str:
     heads = ("claim", "ours", "paper", "verdict", "drawn grammars", "seeds")
-    return markdown(
+    return markdown_table(
         heads,
         (
             (
@@ -109,7 +108,7 @@ def changed_verdicts(data: ReportData, block: str) -> str:
         if written in ("", NOT_RECORDED, TO_BE_WRITTEN):
             written = NOT_RECORDED if waits else TO_BE_WRITTEN
         rows.append((f"{row.id} {data.claims[row.id].title}", BEFORE[row.id], row.verdict, written))
-    return markdown(("claim", f"verdict at {COMMIT_BEFORE}", "verdict now", "cause"), rows) if rows else "None.\n"
+    return markdown_table(("claim", f"verdict at {COMMIT_BEFORE}", "verdict now", "cause"), rows) if rows else "None.\n"
 
 
 @table("controls", "trace_probe", "controls", "ablations")
@@ -134,7 +133,7 @@ def controls(data: ReportData, _: str) -> str:
         less = [difference(full[m], found[m]) for m in ACCURACIES] if (experiment, where) != SPCN else ["–"] * 3
         seeds = seeds_of(found.values()).removesuffix(".").split()[0] if any(found.values()) else "–"
         lines.append((label, means(data.table, experiment, ACCURACIES, where), *less, seeds))
-    table = markdown(("features", "W/T/D", "SPCN minus these: W", "T", "D", "seeds"), lines)
+    table = markdown_table(("features", "W/T/D", "SPCN minus these: W", "T", "D", "seeds"), lines)
     novel = means(data.table, SPCN[0], ("within_novel", "deep_novel"), SPCN[1], " and ")
     return f"{table}\nOn test sentences that are none of the training sentences SPCN has W and D of {novel}.\n"
 
@@ -157,7 +156,7 @@ def drawn_controls(data: ReportData, _: str) -> str:
         for label, experiment, where in rows
     ]
     found = "/".join(number(fmean(values.values())) for values in full.values() if values)
-    table = markdown(("SPCN minus", "W", "T", "D"), lines)
+    table = markdown_table(("SPCN minus", "W", "T", "D"), lines)
     return f"{table}\nSPCN has {found or NOT_RECORDED} there; {plural(len(full['within']), 'grammar')}.\n"
 
 
@@ -177,7 +176,7 @@ def bigru(data: ReportData, _: str) -> str:
         lines.append((f"{label}, ours", *cells))
     used = [select(data.table, *system) for system in ((e, "within", w) for e, w in ours.values())]
     heads = ("system, unseen words as", "W", "T", "D", *(f"{role}, T" for role in ROLES))
-    return markdown(heads, lines) + f"\n{seeds_of(used)}\n"
+    return markdown_table(heads, lines) + f"\n{seeds_of(used)}\n"
 
 
 @table("rules", "feedforward_rules")
@@ -194,7 +193,7 @@ def rules(data: ReportData, _: str) -> str:
         ratios = [mean(data.table, "feedforward_rules", metric, where) for metric in ("code_pr", "weight_pr")]
         lines.append((name, rate, means(data.table, "feedforward_rules", ACCURACIES, where), *less, *ratios))
     heads = ("rule", "rate", "W/T/D", "minus frozen: W", "T", "participation ratio of codes", "of weights")
-    return markdown(heads, lines) + f"\n{seeds_of(frozen.values())}\n"
+    return markdown_table(heads, lines) + f"\n{seeds_of(frozen.values())}\n"
 
 
 @table("lags", "lag_decoding")
@@ -222,7 +221,7 @@ def lags(data: ReportData, _: str) -> str:
         for label, metric, where in readers
     ]
     used = select(data.table, "lag_decoding", "word_accuracy", {**probe, "lag": 1})
-    return markdown(("words back", *map(str, steps)), lines) + f"\n{seeds_of([used])}\n"
+    return markdown_table(("words back", *map(str, steps)), lines) + f"\n{seeds_of([used])}\n"
 
 
 @table("distances", "distances")
@@ -241,7 +240,7 @@ def distances(data: ReportData, _: str) -> str:
             lines.append((label, after, epsilon, *shown))
     heads = ("points", "after", "ε of the lemma", "largest distortion", "share of pairs within ε", "rank correlation")
     used = select(data.table, "distances", "max_distortion", {"points": "words", "code": "linear"})
-    return markdown(heads, lines) + f"\n{seeds_of([used])}\n"
+    return markdown_table(heads, lines) + f"\n{seeds_of([used])}\n"
 
 
 @table("shortcuts", "shortcuts")
@@ -270,7 +269,7 @@ def shortcuts(data: ReportData, _: str) -> str:
         missing = NOT_RECORDED if ours == NOT_RECORDED else "–"
         lines.append((label, ours, missing if probe is None else number(probe.sample.mean)))
     used = select(data.table, "shortcuts", "content_accuracy", {"input": "intact"})
-    return markdown(("the word is", "BiGRU", "SPCN's probe"), lines) + f"\n{seeds_of([used])}\n"
+    return markdown_table(("the word is", "BiGRU", "SPCN's probe"), lines) + f"\n{seeds_of([used])}\n"
 
 
 @table("by-k", "k_by_grammar")
@@ -288,4 +287,4 @@ def by_k(data: ReportData, _: str) -> str:
             lines.append((label, f"{float(k):.0%}", *cells, str(max(c.seeds for c in of_k.values()))))
     heads = ("grammar", "k", *(LETTERS[m] for m in ACCURACIES), "seeds")
     margin = f"The margin of *same* is ±{number(MARGIN, 2)}; p-values are corrected by Holm over the rows of a grammar."
-    return markdown(heads, lines) + f"\n{margin}\n"
+    return markdown_table(heads, lines) + f"\n{margin}\n"

@@ -25,7 +25,7 @@ from ematrace.text import Document, DocumentEncoder
 __all__ = ["Difference", "Evaluation", "Score", "difference", "evaluate"]
 
 RECURRENT_STEPS = 1024
-"""Tokens per forward pass of a recurrent model. Its state is carried over, so the scores do not depend on it."""
+"""Tokens of a row per forward pass: a recurrent model carries its state over, and windows of others go together."""
 BLOCK = 128
 """Tokens in a unit of the interval where documents are too few for one."""
 LEAST_DOCUMENTS = 5
@@ -299,7 +299,7 @@ def score_rows(
         targets[i, : len(row)] = torch.from_numpy(row)
     targets = targets.to(model.device)
     inputs = torch.cat([torch.full_like(targets[:, :1], eos_id), targets[:, :-1]], 1)
-    parts = _scored_parts(model, inputs, targets, context, steps or RECURRENT_STEPS)
+    parts = _scored_parts(model, inputs, targets, context, RECURRENT_STEPS if steps is None else steps)
     scores = torch.cat(list(parts), 1).cpu().double().numpy()  # at the end: a GPU would wait for each copy
     return [scores[i, : len(row)] for i, row in enumerate(rows)]
 

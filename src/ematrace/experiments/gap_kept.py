@@ -24,22 +24,23 @@ FEW, MANY = UNITS[0], UNITS[-1]
 
 @dataclass(frozen=True)
 class KeptArm(WideArm):
-    kept: int = kept_units(MANY)
+    k: int = kept_units(UNITS[0])
+    """Units kept; `gap_sparsity` calls the share of them `kept`."""
 
     def overrides(self, size: str, d_ff: int) -> dict[str, Any]:
-        return super().overrides(size, d_ff) | {"k": self.kept}
+        return super().overrides(size, d_ff) | {"k": self.k}
 
 
 def grid(scale: str, seeds: int) -> Iterable[Point]:
     """At the rates of `2m`; without a GPU one toy, which shows that it runs."""
     if scale != "gpu":
-        yield Point({**asdict(KeptArm(**asdict(MASKED), units=256, kept=8)), "size": "toy", "lr": RATES[0]}, 0)
+        yield Point({**asdict(KeptArm(**asdict(MASKED), units=256, k=8)), "size": "toy", "lr": RATES[0]}, 0)
         return
     for seed in range(seeds):
-        for units, kept in ((MANY, kept_units(FEW)), (FEW, kept_units(MANY))):
+        for units, k in ((MANY, kept_units(FEW)), (FEW, kept_units(MANY))):
             for arm in (SPEN, MASKED):
                 if (lr := rate_at(arm, "2m")) is not None:
-                    of = KeptArm(**asdict(arm), units=units, kept=kept)
+                    of = KeptArm(**asdict(arm), units=units, k=k)
                     yield Point({**asdict(of), "size": "2m", "lr": lr}, seed)
 
 

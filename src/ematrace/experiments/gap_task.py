@@ -275,21 +275,14 @@ def scored_text(
 
     Counts are those of the split `trained_on` of `data`.
     """
-    token_counts, pairs = training_counts(data, trained_on, tokenizer)
+    train = training_text(data, trained_on, tokenizer)
     text = pack(source, load_tokenizer(tokenizer)) if source else training_text(data, "validation", tokenizer)
     available = text.n_windows(length)
     chosen = np.unique(np.linspace(0, available - 1, min(most, available)).round().astype(int))
     windows = np.stack([text.window(int(i), length) for i in chosen])
     codes = pair_codes(windows, text.vocab_size)
-    unigram = -Unigram(token_counts).log_probs[windows[:, 1:]]
-    return ScoredText(windows, distance_to_last(codes), pairs.look_up(codes), unigram)
-
-
-@cache
-def training_counts(data: str, split: Literal["train", "all"], tokenizer: str) -> tuple[Ids, PairCounts]:
-    """How often each token and each pair of them occurs in the training text."""
-    text = training_text(data, split, tokenizer)
-    return text.counts(), pairs_in(text)
+    unigram = -Unigram(train.counts()).log_probs[windows[:, 1:]]
+    return ScoredText(windows, distance_to_last(codes), pairs_in(train).look_up(codes), unigram)
 
 
 def pairs_in(text: PackedTokens) -> PairCounts:

@@ -88,6 +88,8 @@ class PairCounts(NamedTuple):
 
     def look_up(self, codes: Ids) -> Ids:
         """How often the pairs with these codes occur."""
+        if not len(self.codes):
+            return np.zeros_like(codes)
         at = np.minimum(np.searchsorted(self.codes, codes), len(self.codes) - 1)
         return np.where(self.codes[at] == codes, self.counts[at], 0)
 

@@ -15,8 +15,18 @@ from ematrace.report.charts import LineChart, RowChart, Series, dot_chart, log_a
 from ematrace.report.commands import Command, command_for, command_of
 from ematrace.report.data import ReportData
 from ematrace.report.formatting import hardware_of, number
-from ematrace.report.gap import CLAIM, GapData, chain_chart, gap_heading, gap_points, largest_sentence
-from ematrace.report.gap_gradient import gradient_sentence
+from ematrace.report.gap import (
+    CLAIM,
+    GapData,
+    chain_chart,
+    distance_sentence,
+    gap_heading,
+    largest_sentence,
+    mixers_sentence,
+    shares_sentence,
+    toy_text,
+)
+from ematrace.report.gradient_cost import gradient_sentence
 from ematrace.report.sections.accuracy import rows_by, samples_of
 from ematrace.report.sections.content import lag_chart
 from ematrace.report.sections.spen import RATE, STREAMS
@@ -59,10 +69,6 @@ class FindingView:
     command: Command | None = None
     wide: bool = False
 
-    @property
-    def text(self) -> str:
-        return " ".join(self.points)
-
 
 def build_finding(finding: Finding, data: ReportData) -> FindingView | None:
     """None where the claims are others than the paper's."""
@@ -90,15 +96,21 @@ def gap_finding(data: ReportData) -> FindingView | None:
     if found is None:
         return None
     gap, look = data.derived(GapData), look_of(found.verdict)
-    if not gap.chains:
-        heading, points, chart = "Not measured yet", [], None
-    else:
-        heading, points = gap_heading(gap), gap_points(gap)
-        if not gap.scores.is_toy:  # what limits the largest part comes right after the parts
-            points[2:2] = filter(None, [" ".join(filter(None, [gradient_sentence(data), *largest_sentence(gap)]))])
-        chart = chain_chart(gap.chains[0], gap.scores.is_toy)
+    heading, chart = "Not measured yet", None
+    if gap.chains:
+        heading, chart = gap_heading(gap), chain_chart(gap.chains[0], gap.scores.is_toy)
     command = None if gap.chains and not gap.scores.is_toy else gap.command
-    return FindingView("The gap", heading, tuple(points), found.id, look.sign, found.verdict, chart, command, wide=True)
+    return FindingView(
+        "The gap", heading, _gap_points(data, gap), found.id, look.sign, found.verdict, chart, command, wide=True
+    )
+
+
+def _gap_points(data: ReportData, gap: GapData) -> tuple[str, ...]:
+    """What limits the largest part comes right after the parts."""
+    if not gap.chains or gap.scores.is_toy:
+        return (toy_text(gap),) if gap.chains else ()
+    larger = " ".join(filter(None, (gradient_sentence(data), largest_sentence(gap))))
+    return tuple(filter(None, (distance_sentence(gap), shares_sentence(gap), larger, mixers_sentence(gap))))
 
 
 def seeds_of(samples: Iterable[Sample | None]) -> str:

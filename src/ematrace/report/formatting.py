@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path, PurePath
 
 from ematrace.ledger import Share
@@ -117,3 +117,14 @@ def hardware_of(run: Provenance) -> str:
     cores = run.hardware.get("cores")
     shown = [run.hardware.get("gpu"), run.hardware.get("cpu"), None if cores is None else f"{cores} cores"]
     return ", ".join(str(item) for item in shown if item) or "hardware not known"
+
+
+def markdown_table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """
+    >>> print(markdown_table(["a", "b"], [["1|2", "3"]]), end="")
+    | a | b |
+    |---|---|
+    | 1/2 | 3 |
+    """
+    head, *body = (f"| {' | '.join(cell.replace('|', '/') for cell in line)} |\n" for line in (heads, *rows))
+    return "".join([head, f"|{'---|' * len(heads)}\n", *body])

@@ -243,17 +243,17 @@ def gap_size(gap: GapData) -> str:
     )
 
 
-def gap_points(gap: GapData) -> list[str]:
-    """The finding, a point for each thing that it says; the first one alone where there is only a toy."""
+def toy_text(gap: GapData) -> str:
+    return (
+        f"{plural(len(gap.scores.arms), 'model')} with {gap.size}, trained for seconds on text that comes with "
+        "Python: the picture shows what is computed, and nothing follows from its numbers. The real one:"
+    )
+
+
+def distance_sentence(gap: GapData) -> str:
     chain = gap.chains[0]
-    if gap.scores.is_toy:
-        return [
-            f"{plural(len(gap.scores.arms), 'model')} with {gap.size}, trained for seconds on text that comes with "
-            "Python: the picture shows what is computed, and nothing follows from its numbers. The real one:"
-        ]
     missing = f" {plural(len(chain.missing), 'arm')} of the chain not measured yet: see below." if chain.missing else ""
-    first = f"From SPEN's block to GPT-2's: {gap_size(gap)}.{_in_the_chart(gap)} {seeds_text(chain)}{missing}"
-    return [first, *_shares_sentence(gap), *_mixers_sentence(gap.recall)]
+    return f"From SPEN's block to GPT-2's: {gap_size(gap)}.{_in_the_chart(gap)} {seeds_text(chain)}{missing}"
 
 
 def _in_the_chart(gap: GapData) -> str:
@@ -316,10 +316,10 @@ def seeds_text(chain: Chain) -> str:
     return f"{found}." if len(chain.seeds) >= SEEDS else f"Only {found}, where the plan has {SEEDS}."
 
 
-def _shares_sentence(gap: GapData) -> list[str]:
-    """On all texts; the tables have the intervals."""
+def shares_sentence(gap: GapData) -> str:
+    """On all texts; the tables have the intervals. Empty where an arm is missing."""
     if gap.outcome is None:
-        return []
+        return ""
     of = {
         name: listed([percent({**s.players, **s.split}[name]) for s in gap.shares]) for name in ("gradient", "context")
     }
@@ -331,14 +331,14 @@ def _shares_sentence(gap: GapData) -> list[str]:
     if gap.outcome_with_true_gradient is not None:
         context = listed([percent(s.players["context"]) for s in gap.shares_with_true_gradient])
         sentence += f" If the paper meant another gradient by that word, traces are {context} of what is left."
-    return [sentence]
+    return sentence
 
 
-def largest_sentence(gap: GapData) -> list[str]:
-    """What the same differences are at the paper's size."""
+def largest_sentence(gap: GapData) -> str:
+    """What the same differences are at the paper's size; empty where neither is recorded."""
     found = [one for one in build_trend(gap.data.cells) if one.experiment == LARGEST and one.differences]
     if not found:
-        return []
+        return ""
     one = found[-1]  # with the most tokens
     said = []
     if (whole := one.differences.get(WHOLE)) is not None:
@@ -346,14 +346,14 @@ def largest_sentence(gap: GapData) -> list[str]:
     if (gradient := one.differences.get(GRADIENT)) is not None:
         said.append(f"the true gradient of its top-k {'saves' if gradient.mean >= 0 else 'costs'} {_apart(gradient)}")
     if not said:
-        return []
+        return ""
     seeds = min(len(sample.values) for sample in (whole, gradient) if sample is not None)
     swept = one.size in gap.data.cells.values_of(SIZE_SWEEP, "size")
     rates = "" if swept else f", rates carried over from {gap.parameters}"
-    return [
+    return (
         f"At {one.parameters / 1e6:.1f}M parameters, after {number(one.tokens_per_parameter, 1)} tokens per parameter, "
         f"{' and '.join(said)} on held-out text ({plural(seeds, 'seed')}{rates})."
-    ]
+    )
 
 
 def _apart(sample: Sample) -> str:
@@ -395,13 +395,14 @@ def _rest(found: RecallShare) -> str:
     return with_interval(Sample(tuple(whole - part for whole, part in pairs)))
 
 
-def _mixers_sentence(recall: Sequence[RecallShare]) -> list[str]:
+def mixers_sentence(gap: GapData) -> str:
     """EMA against attention, everything else equal: how much of it is recall."""
-    if not recall:
-        return []
-    of_first = {r.definition: r for r in recall if (r.text, r.attention) == (recall[0].text, recall[0].attention)}
-    change, name = with_interval(of_first["pair"].gap), attention_name(recall[0].attention)
-    return [
+    if not gap.recall:
+        return ""
+    first = gap.recall[0]
+    of_first = {r.definition: r for r in gap.recall if (r.text, r.attention) == (first.text, first.attention)}
+    change, name = with_interval(of_first["pair"].gap), attention_name(first.attention)
+    return (
         f"With a dense layer and as many parameters, EMA traces are {change} nats behind {name}: "
         f"{pair_text(of_first['pair'])}."
-    ]
+    )

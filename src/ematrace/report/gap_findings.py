@@ -14,7 +14,7 @@ from ematrace.analysis.gap_places import CHANGES as PLACES
 from ematrace.analysis.gap_places import build_places, context_name
 from ematrace.analysis.second import MARGIN, agreements, steps_twice
 from ematrace.report.data import ReportData
-from ematrace.report.formatting import number
+from ematrace.report.formatting import markdown_table, number
 from ematrace.report.gap import (
     OUTCOMES,
     PAPERS_GAP,
@@ -125,13 +125,8 @@ def _orders(gap: GapData) -> Iterator[str]:
         f"distance between the two ends, {whole} nats (95% intervals over seeds). They start from SPEN's block but for "
         "its load-balance loss, error input and place of the norm."
     )
-    yield _markdown(["change", *(text_name(shares.text) for shares in gap.shares)], rows)
+    yield markdown_table(["change", *(text_name(shares.text) for shares in gap.shares)], rows).rstrip()
     yield f"Under the plan's rule this counts {OUTCOMES[gap.outcome]} “the whole gap is the traces”."
-
-
-def _markdown(heads: list[str], rows: list[list[str]]) -> str:
-    lines = [heads, ["---"] * len(heads), *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def _other_gradient(gap: GapData) -> Iterator[str]:

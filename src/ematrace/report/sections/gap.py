@@ -36,7 +36,7 @@ from ematrace.report.gap import (
     with_interval,
 )
 from ematrace.report.gap_findings import second_rows
-from ematrace.report.gap_gradient import gradient_rows, verdict_lines
+from ematrace.report.gradient_cost import gradient_rows, verdict_lines
 from ematrace.report.parts import Block, Content, DataTable, Fold, Paragraph, code, plain_table
 from ematrace.report.sections.gap_trend import trend
 from ematrace.report.tables import Header, measure_table

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from html import unescape
 from typing import Any
 
 import pytest
@@ -10,13 +11,15 @@ from scipy.stats import ttest_ind
 
 from cells_support import make_table
 from ematrace.analysis.gap_design import CHAIN, kept_units
-from ematrace.analysis.gap_gradient import GradientCost, costs_by_size, costs_by_units, judge_units
 from ematrace.analysis.gap_trend import CONTRASTS, GRADIENT
+from ematrace.analysis.gradient_cost import GradientCost, costs_at_one_width, costs_by_size, judge_units
 from ematrace.ledger import build_ledger, load_claims
 from ematrace.report.data import ReportData
-from ematrace.report.gap_gradient import gradient_rows, gradient_sentence, verdict_lines
+from ematrace.report.findings import gap_finding
+from ematrace.report.gradient_cost import gradient_rows, gradient_sentence, verdict_lines
+from ematrace.report.page import render_report
 from ematrace.results import CellFile, Sample
-from gap_support import run, sweep
+from gap_support import ARMS, run, sweep
 
 SPEN, MASKED = CONTRASTS[GRADIENT]
 SWEPT = sweep((SPEN, CHAIN[2]))  # the masked arm takes the rate of the one without load balance
@@ -52,7 +55,7 @@ def cost(units: int, values: Sequence[float], seeds: Sequence[int] = (0, 1, 2)) 
 
 @pytest.mark.parametrize("text", ["validation", "wikitext2", "c4"])
 def test_costs_are_paired_by_seed_and_kept_apart_by_units(text: str) -> None:
-    found = costs_by_units(make_table(*of_units(), *SWEPT), text)
+    found = costs_at_one_width(make_table(*of_units(), *SWEPT), text)
     assert {one.units: one.nats.values for one in found} == {
         units: pytest.approx(values) for units, values in COSTS.items()
     }
@@ -63,10 +66,10 @@ def test_costs_are_paired_by_seed_and_kept_apart_by_units(text: str) -> None:
 
 def test_two_seeds_or_another_rate_are_not_enough() -> None:
     two = of_units({**COSTS, 1536: (0.4, 0.41)})
-    assert [one.units for one in costs_by_units(make_table(*two, *SWEPT), "validation")] == [512, 3072]
-    assert costs_by_units(make_table(*of_units()), "validation") == []  # not swept
+    assert [one.units for one in costs_at_one_width(make_table(*two, *SWEPT), "validation")] == [512, 3072]
+    assert costs_at_one_width(make_table(*of_units()), "validation") == []  # not swept
     faster = [file for units in COSTS for file in pair((0.1,) * 3, experiment="gap_units", units=units, lr=0.008)]
-    assert costs_by_units(make_table(*faster, *SWEPT), "validation") == []
+    assert costs_at_one_width(make_table(*faster, *SWEPT), "validation") == []
 
 
 def test_sizes_are_those_beyond_the_main_one_at_their_own_rates() -> None:
@@ -86,8 +89,9 @@ def test_sizes_are_those_beyond_the_main_one_at_their_own_rates() -> None:
     [
         ((0.1, 0.2, 0.1), "units"),  # .3, .25 and .4 below half
         ((0.2, 0.45, 0.45), "undecided"),
-        ((0.5, 0.6, 0.6), "not units"),
-        ((0.41, 0.455, 0.51), "not units"),  # by .01, .005 and .01
+        ((0.6, 0.6, 0.65), "not units"),
+        ((0.32, 0.38, 0.41), "near"),  # .08, .07 and .09 below it: the plan has rates swept first
+        ((0.41, 0.455, 0.51), "near"),  # .01, .005 and .01 above it
     ],
 )
 def test_the_rule_is_about_half_of_the_cost_seed_by_seed(most: Sequence[float], outcome: str) -> None:
@@ -97,9 +101,14 @@ def test_the_rule_is_about_half_of_the_cost_seed_by_seed(most: Sequence[float], 
     assert verdict.fall.values == pytest.approx([few - many for few, many in zip(COSTS[512], most, strict=True)])
 
 
+def test_the_rule_compares_the_plans_two_numbers_of_units() -> None:
+    assert judge_units([cost(1536, COSTS[512]), cost(3072, COSTS[3072])]) is None
+    assert judge_units([cost(512, COSTS[512]), cost(1536, COSTS[3072])]) is None
+
+
 def test_the_number_kept_is_that_of_the_cells() -> None:
     few, many = (
-        pair(values, experiment="gap_kept", units=units, kept=kept, parameters=1e6 + 1e3 * units)
+        pair(values, experiment="gap_kept", units=units, k=kept, parameters=1e6 + 1e3 * units)
         for units, kept, values in ((3072, 31, (0.7, 0.8, 0.9)), (512, 184, (0.1, 0.0, 0.1)))
     )
     data = data_of(*few, *many, *of_units(), *SWEPT)
@@ -138,8 +147,41 @@ def test_table_sentence_and_verdicts_say_the_same() -> None:
         *("held-out text", "WikiText-2", "C4", "seeds"),
     ]
     assert rows[0] == ["1.5M", "128", "31 of 512", "60", *[".900 (.652\u20131.148)"] * 3, "3"]  # 4.303 * .1 / 3 ** .5
-    assert ".90 nats with 31, .41 nats with 92, .13 nats with 184, at one width (" in gradient_sentence(data)
+    assert gradient_sentence(data) == (
+        "The straight-through gradient costs .90, .41 and .13 nats with 31, 92 and 184 units kept at one width (under "
+        "the plan's rule, it is the number of units) (held-out text)."
+    )
     assert [line.split(",")[0] for line in verdict_lines(data)] == ["On held-out text", "On WikiText-2", "On C4"]
     assert all(line.endswith("under the plan's rule, it is the number of units.") for line in verdict_lines(data))
     nothing = data_of(*SWEPT)
     assert (gradient_rows(nothing), gradient_sentence(nothing), verdict_lines(nothing)) == (None, "", [])
+
+
+def test_the_page_says_it_after_the_parts_and_larger_models_with_enough_seeds() -> None:
+    """7M has three seeds, 130M one: that is in the table, and in its own sentence."""
+    chain = [
+        run(arm, seed, 3 + 2 * (arm.ffn == "topk_ste") + (arm.context != "attention") + 0.001 * (i % 3) * seed, 3.0)
+        for i, arm in enumerate(ARMS)
+        for seed in range(3)
+    ]
+    larger = pair((0.3, 0.32, 0.31), 3.0, size="7m", experiment="gap_sizes", parameters=7e6)
+    own = sweep((SPEN, MASKED), experiment="gap_size_rates", size="7m")
+    largest = pair((-0.04,), 2.0, size="130m", experiment="gap_130m", parameters=130e6, lr=0.000667)
+    data = data_of(*chain, *sweep(ARMS), *of_units(), *larger, *own, *largest)
+    finding = gap_finding(data)
+    assert finding is not None
+    starts = ["From SPEN's block", "Averaged over the orders", "The straight-through gradient", "With a dense layer"]
+    assert [point[: len(start)] for point, start in zip(finding.points, starts, strict=True)] == starts
+    assert "; .31 at 7M parameters, which keep 61 (held-out text). At 130.0M parameters, " in finding.points[2]
+    assert "-.04 at 130M" not in finding.points[2].replace("\u2212", "-")
+    page = unescape(render_report(data))
+    assert [line for line in verdict_lines(data) if line not in page] == []
+    found = gradient_rows(data)
+    assert found is not None
+    assert [row[2] for row in found[1]] == ["31 of 512", "92 of 1,536", "184 of 3,072", "61 of 1,024", "184 of 3,072"]
+    assert found[1][-1][4:] == ["\u2212.040"] * 3 + ["1"]
+
+
+def test_the_main_size_is_not_among_the_larger_ones() -> None:
+    main = pair((0.5, 0.6, 0.7), experiment="gap_sizes")
+    assert costs_by_size(make_table(*main, *SWEPT), "validation") == []

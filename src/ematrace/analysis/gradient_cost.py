@@ -1,7 +1,7 @@
 """What the straight-through gradient of the top-k costs SPEN's block, by the units kept and by the size of the model.
 
 The cost is SPEN's nats less those of the same block with the true gradient, both with SPEN's load balance, paired by
-seed. `gap_units` changes the number of units alone; sizes change width, depth and units together.
+seed. `gap_units` changes the number of units, `gap_kept` how many of them are kept, sizes also width and depth.
 """
 
 from __future__ import annotations
@@ -27,7 +27,9 @@ from ematrace.analysis.gap_trend import (
 from ematrace.intervals import welch_difference_interval
 from ematrace.results import Interval, Sample, Table
 
-UNITS, KEPT = "gap_units", "gap_kept"
+BY_UNITS, BY_KEPT = "gap_units", "gap_kept"
+FEWEST, MOST = SIZES[MAIN]["d_ff"], SIZES["130m"]["d_ff"]  # units that the plan's rule compares
+BORDER = 0.1  # nats from the rule's border within which rates have to be swept first
 
 
 @dataclass(frozen=True)
@@ -44,22 +46,28 @@ class GradientCost:
     """Positive: the straight-through gradient is worse."""
     seeds: tuple[int, ...]
 
+    @property
+    def model(self) -> tuple[str, float, int, float]:
+        """The same for the costs of one model on several texts."""
+        return self.experiment, self.parameters, self.kept, self.tokens_per_parameter
 
-def costs_by_units(table: Table, text: str, experiment: str = UNITS) -> list[GradientCost]:
-    """At the main size's width and rates, by the number of units; 6% of them are kept unless the cells say how many."""
-    by_units: dict[tuple[int, int], list[Run]] = defaultdict(list)
-    for run in runs_scored_on(table, experiment, MAIN, text):
-        units = int(run.factors["units"])
-        by_units[units, int(run.factors.get("kept", kept_units(units)))].append(run)
+
+def costs_at_one_width(table: Table, text: str) -> list[GradientCost]:
+    """At the main size's width and rates: by the number of units, then by how many are kept."""
+    rate_of, width = rate_of_plan(table, MAIN), SIZES[MAIN]["d_model"]
     found = []
-    for (units, kept), runs in sorted(by_units.items()):
-        scores = admit(runs, MAIN, rate_of_plan(table, MAIN))
-        if (pair := paired_difference(scores, CONTRASTS[GRADIENT], text, LEAST_SEEDS)) is None:
-            continue
-        parameters, tokens = (scores.model_metric(SPEN, name) for name in ("parameters", "tokens_per_parameter"))
-        if parameters is not None and tokens is not None:
-            width = SIZES[MAIN]["d_model"]
-            found.append(GradientCost(experiment, parameters, width, units, kept, tokens, *pair))
+    for experiment in (BY_UNITS, BY_KEPT):
+        groups: dict[tuple[int, int], list[Run]] = defaultdict(list)
+        for run in runs_scored_on(table, experiment, MAIN, text):
+            units = int(run.factors["units"])
+            groups[units, int(run.factors.get("k", kept_units(units)))].append(run)
+        for (units, kept), runs in sorted(groups.items()):
+            scores = admit(runs, MAIN, rate_of)
+            if (pair := paired_difference(scores, CONTRASTS[GRADIENT], text, LEAST_SEEDS)) is None:
+                continue
+            parameters, tokens = (scores.model_metric(SPEN, name) for name in ("parameters", "tokens_per_parameter"))
+            if parameters is not None and tokens is not None:
+                found.append(GradientCost(experiment, parameters, width, units, kept, tokens, *pair))
     return found
 
 
@@ -68,11 +76,9 @@ def costs_by_size(table: Table, text: str) -> list[GradientCost]:
     found = []
     for one in build_trend(table, text):
         if one.size != MAIN and (nats := one.differences.get(GRADIENT)) is not None:
-            of = SIZES[one.size]
-            seeds = one.seeds[GRADIENT]
-            units, tokens = of["d_ff"], one.tokens_per_parameter
-            model = (one.experiment, one.parameters, of["d_model"], units, kept_units(units))
-            found.append(GradientCost(*model, tokens, nats, seeds))
+            units, seeds = SIZES[one.size]["d_ff"], one.seeds[GRADIENT]
+            model = (one.experiment, one.parameters, SIZES[one.size]["d_model"], units, kept_units(units))
+            found.append(GradientCost(*model, one.tokens_per_parameter, nats, seeds))
     return sorted(found, key=lambda cost: cost.parameters)
 
 
@@ -90,17 +96,21 @@ class UnitsVerdict:
     """Of the same by Welch: a seed fixes the text's order, but the same seed trained twice differs as two seeds do."""
 
     @property
-    def outcome(self) -> Literal["units", "not units", "undecided"]:
-        if (ends := self.below_half.interval) is None:
+    def outcome(self) -> Literal["units", "not units", "near", "undecided"]:
+        low, high = self.below_half.interval or (-np.inf, np.inf)
+        if low <= 0 < high:
             return "undecided"
-        return "units" if ends[0] > 0 else "not units" if ends[1] <= 0 else "undecided"
+        if abs(self.below_half.mean) < BORDER:
+            return "near"
+        return "units" if low > 0 else "not units"
 
 
 def judge_units(costs: Sequence[GradientCost]) -> UnitsVerdict | None:
-    """None with fewer than two numbers of units, or with too few seeds in common."""
-    if len(costs) < 2:
+    """None where one of the two models is missing, or they have too few seeds in common."""
+    of_units = {cost.units: cost for cost in costs if cost.experiment == BY_UNITS}
+    if not {FEWEST, MOST} <= of_units.keys():
         return None
-    few, many = costs[0], costs[-1]
+    few, many = of_units[FEWEST], of_units[MOST]
     seeds = sorted(set(few.seeds) & set(many.seeds))
     if len(seeds) < LEAST_SEEDS:
         return None

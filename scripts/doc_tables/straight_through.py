@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from doc_tables.blocks import markdown, mean, seeds_of, select, table
+from doc_tables.blocks import mean, seeds_of, select, table
 from ematrace.analysis.gap_causes import GRADIENTS
 from ematrace.analysis.gap_scores import MAIN
 from ematrace.report.data import ReportData
+from ematrace.report.formatting import markdown_table
 from ematrace.report.sections.gap_controls import TRAINED
 from ematrace.results import Factors
 
@@ -32,7 +33,7 @@ def during_training(data: ReportData, _: str) -> str:
             lines.append((name, f"{step:,}", *(mean(data.table, GRADIENTS, metric, where) for metric in DURING)))
             used.append(select(data.table, GRADIENTS, "cosine", where))
     heads = ("trained with", "step", *DURING.values())
-    return f"{markdown(heads, lines)}\n{seeds_of([found for found in used if found is not None])}\n"
+    return f"{markdown_table(heads, lines)}\n{seeds_of([found for found in used if found is not None])}\n"
 
 
 @table("straight-through-parts", GRADIENTS)
@@ -43,7 +44,7 @@ def by_part(data: ReportData, _: str) -> str:
         if steps := _steps(data, ffn, weight):
             places = [_where(ffn, weight, part, steps[-1]) for part in PARTS]
             lines.append((name, *(mean(data.table, GRADIENTS, "norm_ratio", where) for where in places)))
-    return markdown(("trained with", *PARTS), lines)
+    return markdown_table(("trained with", *PARTS), lines)
 
 
 def _steps(data: ReportData, ffn: str, weight: float) -> list[int]:

@@ -1,0 +1,115 @@
+"""What the straight-through gradient costs, by the units kept and by size: for page and docs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from ematrace.analysis.gap_scores import TEXTS
+from ematrace.analysis.gap_trend import LEAST_SEEDS
+from ematrace.analysis.gradient_cost import (
+    BY_UNITS,
+    GradientCost,
+    UnitsVerdict,
+    costs_at_one_width,
+    costs_by_size,
+    judge_units,
+)
+from ematrace.report.data import ReportData
+from ematrace.report.formatting import interval, number
+from ematrace.report.gap import listed, text_name, with_interval
+from ematrace.results import Sample
+
+OUTCOMES = {
+    "units": "under the plan's rule, it is the number of units",
+    "not units": "under the plan's rule, it is not the number of units",
+    "near": "too near the border of the plan's rule: rates have to be swept first",
+    "undecided": "whether it is the number of units is undecided under the plan's rule",
+}
+HEADS = ("parameters", "width", "units kept", "tokens per parameter")
+
+
+@dataclass(frozen=True)
+class GradientCosts:
+    """By text, computed once for page, findings and docs: `data.derived(GradientCosts)`."""
+
+    data: ReportData
+
+    @cached_property
+    def by_text(self) -> dict[str, list[GradientCost]]:
+        """At one width, then larger models."""
+        cells = self.data.cells
+        found = {text: [*costs_at_one_width(cells, text), *costs_by_size(cells, text)] for text in TEXTS}
+        return {text: costs for text, costs in found.items() if costs}
+
+    @cached_property
+    def verdicts(self) -> dict[str, UnitsVerdict]:
+        found = {text: judge_units(costs) for text, costs in self.by_text.items()}
+        return {text: verdict for text, verdict in found.items() if verdict is not None}
+
+
+def gradient_rows(data: ReportData) -> tuple[list[str], list[list[str]]] | None:
+    """The models at one width, by their units, then larger ones: heads and rows; None where nothing is recorded."""
+    by_text = data.derived(GradientCosts).by_text
+    if not by_text:
+        return None
+    of_model = {text: {cost.model: cost for cost in costs} for text, costs in by_text.items()}
+    models = {cost.model: cost for costs in by_text.values() for cost in costs}
+    rows = []
+    for model, cost in models.items():
+        found = [of_model[text].get(model) for text in by_text]
+        nats = ["–" if one is None else nats_text(one.nats) for one in found]
+        each = number(cost.tokens_per_parameter, 1 if cost.tokens_per_parameter < 10 else 0)
+        about = [f"{cost.parameters / 1e6:.1f}M", str(cost.width), f"{cost.kept} of {cost.units:,}", each]
+        rows.append([*about, *nats, str(len(cost.seeds))])
+    return [*HEADS, *map(text_name, by_text), "seeds"], rows
+
+
+def gradient_sentence(data: ReportData, text: str = "validation") -> str:
+    """The cost by units, what the plan's rule says, and larger models; empty where no verdict is possible."""
+    costs = data.derived(GradientCosts)
+    if (verdict := costs.verdicts.get(text)) is None:
+        return ""
+    by_units = [cost for cost in costs.by_text[text] if cost.experiment == BY_UNITS]
+    larger = [cost for cost in costs.by_text[text] if cost.width != verdict.most.width]
+    sizes = [
+        f"{number(cost.nats.mean, 2)} at {cost.parameters / 1e6:.0f}M parameters, which keep {cost.kept}"
+        for cost in larger
+        if len(cost.seeds) >= LEAST_SEEDS
+    ]
+    nats, kept = (
+        listed([number(c.nats.mean, 2) for c in by_units]),
+        listed([str(c.kept) for c in by_units]),
+    )
+    return (
+        f"The straight-through gradient costs {nats} nats with {kept} units kept at one width "
+        f"({OUTCOMES[verdict.outcome]}){''.join(f'; {size}' for size in sizes)} ({text_name(text)})."
+    )
+
+
+def verdict_text(verdict: UnitsVerdict) -> str:
+    """
+    >>> few = GradientCost("gap_units", 2e6, 128, 512, 31, 60.0, Sample((0.8, 0.9, 1.0)), (0, 1, 2))
+    >>> many = GradientCost("gap_units", 5e6, 128, 3072, 184, 26.0, Sample((0.2, 0.25, 0.2)), (0, 1, 2))
+    >>> print(verdict_text(judge_units([few, many])).replace("; it", ";\\nit").replace(": u", ":\\nu"))
+    from 31 to 184 units kept the cost falls by .683 (.425–.942) nats;
+    it is .233 (.090–.377; unpaired .131–.336) below half of what it was:
+    under the plan's rule, it is the number of units
+    """
+    paired, unpaired = (interval(ends, 3) if ends else "–" for ends in (verdict.below_half.interval, verdict.unpaired))
+    return (
+        f"from {verdict.fewest.kept} to {verdict.most.kept} units kept the cost falls by {with_interval(verdict.fall)} "
+        f"nats; it is {number(verdict.below_half.mean, 3)} ({paired}; unpaired {unpaired}) below half of what it was: "
+        f"{OUTCOMES[verdict.outcome]}"
+    )
+
+
+def verdict_lines(data: ReportData) -> list[str]:
+    """On every text."""
+    verdicts = data.derived(GradientCosts).verdicts
+    return [f"On {text_name(text)}, {verdict_text(verdict)}." for text, verdict in verdicts.items()]
+
+
+def nats_text(sample: Sample) -> str:
+    """With an interval from as many seeds on as the plan has for one."""
+    return with_interval(sample) if len(sample.values) >= LEAST_SEEDS else number(sample.mean, 3)
