@@ -15,6 +15,7 @@ from functools import cached_property
 from pathlib import Path
 from statistics import median
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.typing import NDArray
@@ -263,11 +264,19 @@ def _close(parameters: float | None, usual: float) -> bool:
     return parameters is None or abs(parameters / usual - 1) <= SAME_SIZE
 
 
-def sweeps(table: Table, size: str, experiment: str = SWEEP) -> dict[ArmFactors, Sweep]:
-    """The rates that were tried, by arm."""
-    cells = [stored.cell for stored in table.evidence.get(experiment, ()) if stored.cell.factors.get("size") == size]
-    found = [(ArmFactors.of(sweep.factors), sweep) for sweep in sweeps_of(cells)]
-    return {arm: sweep for arm, sweep in found if arm is not None}
+_SWEEPS: WeakKeyDictionary[Table, dict[tuple[str, str], dict[ArmFactors, Sweep]]] = WeakKeyDictionary()
+
+
+def sweeps(table: Table, size: str, experiment: str = SWEEP) -> Mapping[ArmFactors, Sweep]:
+    """The rates that were tried, by arm; kept with the table, as every size, text and number of units asks for them."""
+    kept = _SWEEPS.setdefault(table, {})
+    if (size, experiment) not in kept:
+        cells = [
+            stored.cell for stored in table.evidence.get(experiment, ()) if stored.cell.factors.get("size") == size
+        ]
+        found = [(ArmFactors.of(sweep.factors), sweep) for sweep in sweeps_of(cells)]
+        kept[size, experiment] = {arm: sweep for arm, sweep in found if arm is not None}
+    return kept[size, experiment]
 
 
 def published_rate(rates: Sequence[float], sweep: Sweep | None, size: str, experiment: str = SWEEP) -> float | Absence:

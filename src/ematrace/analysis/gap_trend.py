@@ -121,7 +121,7 @@ def rate_of_plan(table: Table, size: str) -> Callable[[ArmFactors, Sequence[floa
     """
     main, own = sweeps(table, MAIN, SWEEP), sweeps(table, size, SIZE_SWEEP)
     borrowed = {replace(a, load_balance=SPEN.load_balance): sweep for a, sweep in main.items() if a.load_balance == 0.0}
-    main = borrowed | main
+    main = {**borrowed, **main}
 
     def rate_of(arm: ArmFactors, rates: Sequence[float]) -> float | Absence:
         if size == MAIN:

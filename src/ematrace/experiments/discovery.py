@@ -34,6 +34,9 @@ class Catalogue(Mapping[str, Experiment]):
         assert found.name == name
         return found
 
+    def __contains__(self, name: object) -> bool:  # Mapping's own would import the experiment
+        return name in self._names
+
     def __iter__(self) -> Iterator[str]:
         return iter(self._names)
 
