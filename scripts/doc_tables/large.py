@@ -67,8 +67,8 @@ def readme_130m(data: ReportData, _: str) -> str:
     )  # fmt: skip
     few, *more = sorted(counts) or [0]
     return (
-        f"Nats more (+) or fewer ({MINUS}) than SPEN's block, on {listed(list(TEXTS.values()))}: the same with the "
-        f"true gradient {masked}; GPT-2's block {tokens} at equal tokens and {flops} at equal FLOPs. "
+        f"At 130M parameters, nats more (+) or fewer ({MINUS}) than SPEN's block on {listed([*TEXTS.values()])}: the "
+        f"same with the true gradient {masked}; GPT-2's block {tokens} at equal tokens and {flops} at equal FLOPs. "
         f"{f'{few} to {more[-1]} seeds' if more else plural(few, 'seed')}.\n"
     )
 
