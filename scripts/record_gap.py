@@ -74,6 +74,14 @@ TRACKS: Mapping[str, tuple[Stage, ...]] = {
 }
 
 
+def _said(stages: Sequence[Stage]) -> str:
+    """
+    >>> _said(TRACKS["7m-gpt2"])
+    'gap_size_rates (size=7m block=gpt2), gap_sizes (size=7m block=gpt2)'
+    """
+    return ", ".join(f"{s.experiment} ({' '.join(s.only)})" if s.only else s.experiment for s in stages)
+
+
 @dataclass
 class Recorder:
     """Runs tracks until they are done, fail, or are stopped."""
@@ -160,12 +168,17 @@ def _wait(process: subprocess.Popen[bytes], deadline: float) -> int:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("tracks", nargs="+", choices=TRACKS, metavar="TRACK", help=f"of {', '.join(TRACKS)}")
+    listed = "; ".join(f"{name}: {_said(stages)}" for name, stages in TRACKS.items())
+    parser.add_argument("tracks", nargs="+", choices=TRACKS, metavar="TRACK", help=listed)
     parser.add_argument("--data", required=True, help="training text")
     parser.add_argument("--settings", nargs="*", default=(), metavar="NAME=VALUE", help="as of ematrace reproduce")
-    parser.add_argument("--lanes", type=int, default=2, choices=range(1, 17), metavar="N", help="tracks at a time")
-    parser.add_argument("--per-gpu", type=int, default=4, metavar="N", help="processes of each track")
-    parser.add_argument("--seconds", type=float, default=float("inf"), help="after which everything is stopped")
+    parser.add_argument(
+        "--lanes", type=int, default=2, choices=range(1, 17), metavar="N", help="tracks at a time (default: 2)"
+    )
+    parser.add_argument("--per-gpu", type=int, default=4, metavar="N", help="processes of each track (default: 4)")
+    parser.add_argument(
+        "--seconds", type=float, default=float("inf"), help="after which everything is stopped (default: never)"
+    )
     given = parser.parse_args(arguments)
     options = ["--scale", "gpu", "--per-gpu", str(given.per_gpu), "--data", given.data, "--out", str(ROOT / "results")]
     options += ["--settings", *given.settings] if given.settings else []

@@ -127,7 +127,7 @@ class TestRow:
         assert (record["n_seeds"], record["scale"]) == (2, "mixed")
         names = [f"one/seed-{i}_cpu.json" for i in range(3)] + [f"two/seed-{i}_gpu.json" for i in range(2)]
         assert record["evidence"] == [f"results/{name}" for name in names]
-        assert record["command"] == "ematrace reproduce C01"
+        assert record["command"] == "ematrace reproduce C01 --scale gpu"  # as the runs of `two` needed it
         assert (record["fitted"], record["local"], record["robustness"]) == (True, None, None)
         assert [check["holds"] for check in record["checks"]] == [True, True]
 

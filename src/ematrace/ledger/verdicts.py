@@ -168,7 +168,7 @@ def build_ledger(table: Table, claims: Claims | None = None) -> list[LedgerRow]:
                 **{field.name: getattr(finding, field.name) for field in fields(Finding)},
                 id=claim.id,
                 paper=claim.paper,
-                command=claim.command or f"ematrace reproduce {claim.id}",
+                command=claim.command or _command(claim, chosen),
                 claim=claim.claim,
                 fitted=claim.fitted,
                 robustness=measure_robustness(claim, draws),
@@ -176,6 +176,14 @@ def build_ledger(table: Table, claims: Claims | None = None) -> list[LedgerRow]:
             )
         )
     return rows
+
+
+def _command(claim: Claim, table: Table) -> str:
+    """With the options that the recorded runs of its experiments needed: without them it would only say so."""
+    runs = [cells[0].cell for name in claim.experiments if (cells := table.evidence.get(name))]
+    gpu = " --scale gpu" if any(run.scale == "gpu" for run in runs) else ""
+    text = " --data SOURCE" if any("--data" in run.provenance.command for run in runs) else ""
+    return f"ematrace reproduce {claim.id}{gpu}{text}"
 
 
 def judge(claim: Claim, table: Table) -> Finding:

@@ -126,7 +126,10 @@ def _orders(gap: GapData) -> Iterator[str]:
         "its load-balance loss, error input and place of the norm."
     )
     yield markdown_table(["change", *(text_name(shares.text) for shares in gap.shares)], rows).rstrip()
-    yield f"Under the plan's rule this counts {OUTCOMES[gap.outcome]} “the whole gap is the traces”."
+    yield (
+        f"Under the plan's rule this counts {OUTCOMES[gap.outcome]} the claim that the whole gap is the traces. "
+        "Against: their share is below half on average, first and last, on all texts. For: above three quarters."
+    )
 
 
 def _other_gradient(gap: GapData) -> Iterator[str]:
@@ -140,7 +143,7 @@ def _other_gradient(gap: GapData) -> Iterator[str]:
     yield (
         "*Straight-through* is read here as a gradient that ignores the selection. If the paper means a mask that is "
         f"held constant, its gradient is the true one, the distance is smaller ({whole} nats) and traces are {traces} "
-        f"of it: {OUTCOMES[outcome]} that sentence."
+        f"of it: {OUTCOMES[outcome]} that claim."
     )
 
 
