@@ -81,7 +81,7 @@ def _distance(gap: GapData) -> str:
     times = listed([number(math.exp(chain.whole.nats.mean), 1) for chain in gap.chains])
     return (
         f"SPEN's block is {nats} nats per token behind GPT-2's on {texts}: {times} times in perplexity, where the "
-        f"paper has {PAPERS_GAP}. Every arm has {gap.size}, the same text and its own swept learning rate. "
+        f"paper has {PAPERS_GAP}. Every arm has {gap.size} (within 1%), the same text and its own swept learning rate. "
         f"{seeds_text(chain)} One change at a time, on {text_name(chain.text)}:"
     )
 
