@@ -10,13 +10,13 @@ import pytest
 from scipy.stats import ttest_ind
 
 from cells_support import make_table
-from ematrace.analysis.gap_design import CHAIN, kept_units
+from ematrace.analysis.gap_design import CHAIN, ArmFactors, kept_units
 from ematrace.analysis.gap_trend import CONTRASTS, GRADIENT
-from ematrace.analysis.gradient_cost import GradientCost, costs_at_one_width, costs_by_size, judge_units
+from ematrace.analysis.gradient_cost import GradientCost, costs_at_one_width, costs_by_size, judge_kept, judge_units
 from ematrace.ledger import build_ledger, load_claims
 from ematrace.report.data import ReportData
 from ematrace.report.findings import gap_finding
-from ematrace.report.gradient_cost import gradient_rows, gradient_sentence, verdict_lines
+from ematrace.report.gradient_cost import gradient_rows, gradient_sentence, gradient_share_rows, verdict_lines
 from ematrace.report.page import render_report
 from ematrace.results import CellFile, Sample
 from gap_support import ARMS, run, sweep
@@ -109,16 +109,91 @@ def test_the_rule_compares_the_plans_two_numbers_of_units() -> None:
 def test_the_number_kept_is_that_of_the_cells() -> None:
     few, many = (
         pair(values, experiment="gap_kept", units=units, k=kept, parameters=1e6 + 1e3 * units)
-        for units, kept, values in ((3072, 31, (0.7, 0.8, 0.9)), (512, 184, (0.1, 0.0, 0.1)))
+        for units, kept, values in ((3072, 31, (0.7, 0.8, 0.9)), (512, 184, (0.2, 0.0, 0.1)))
     )
     data = data_of(*few, *many, *of_units(), *SWEPT)
     found = gradient_rows(data)
     assert found is not None
     assert [(row[2], row[4].split(" ")[0]) for row in found[1]] == [
-        ("31 of 512", ".900"), ("92 of 1,536", ".410"), ("184 of 3,072", ".133"), ("184 of 512", ".067"),
+        ("31 of 512", ".900"), ("92 of 1,536", ".410"), ("184 of 3,072", ".133"), ("184 of 512", ".100"),
         ("31 of 3,072", ".800"),
     ]  # fmt: skip
-    assert verdict_lines(data) == verdict_lines(data_of(*of_units(), *SWEPT))
+    assert verdict_lines(data)[:3] == verdict_lines(data_of(*of_units(), *SWEPT))
+    assert verdict_lines(data)[3:5] == [
+        "On held-out text, with 31 of 3,072 units kept the cost is .667 (.380\u2013.954) nats higher than with 184 of "
+        "3,072: under the plan's rule, the number kept matters.",  # .6, .6 and .8: 4.303 * .1155 / 3 ** .5
+        "On held-out text, with 184 of 512 units kept the cost is .033 (\u2212.346 to .413) nats lower than with 184 "
+        "of 3,072: whether the share kept matters is undecided.",  # -.1, .2 and 0
+    ]
+    assert "; .10 with 184 of 512 (3 seeds); .80 with 31 of 3,072 (3 seeds)" in gradient_sentence(data)
+
+
+@pytest.mark.parametrize(
+    ("costs", "outcome"),
+    [
+        ((2.0, 2.1, 2.0), "matters"),
+        ((0.0, 0.1, 0.0), "matters"),  # .1 below the usual cost on every seed
+        ((0.11, 0.2, 0.1), "does not matter"),
+        ((0.4, 0.1, 0.2), "undecided"),
+        ((2.0, 2.1), "too few seeds"),
+        ((2.0,), "too few seeds"),
+    ],
+)
+def test_other_numbers_kept_are_compared_with_as_many_units_and_as_many_kept(
+    costs: Sequence[float], outcome: str
+) -> None:
+    usual, seeds = cost(3072, COSTS[3072]), tuple(range(len(costs)))
+    for name, units, kept in (("number", 3072, 31), ("share", 512, 184)):
+        other = GradientCost("gap_kept", 1e6, 128, units, kept, 60.0, Sample(tuple(costs)), seeds)
+        found = judge_kept([cost(512, (9.0, 9.0, 9.0)), usual, other])
+        assert list(found) == [name]
+        assert found[name].outcome == outcome
+        rises = [x - y for x, y in zip(costs, COSTS[3072], strict=False)]
+        assert found[name].rise.values == pytest.approx(rises)
+    assert judge_kept([other]) == {}
+    apart = GradientCost("gap_kept", 1e6, 128, 512, 184, 60.0, Sample((0.1,)), (7,))
+    assert judge_kept([usual, apart]) == {}
+
+
+def test_two_seeds_of_other_numbers_kept_are_shown_without_an_interval() -> None:
+    few = pair((2.0, 2.2), experiment="gap_kept", units=3072, k=31, parameters=1e6 + 1e3 * 3072)
+    data = data_of(*few, *of_units(), *SWEPT)
+    found = gradient_rows(data)
+    assert found is not None
+    assert found[1][-1][2:] == ["31 of 3,072", "60", *["2.100"] * 3, "2"]
+    assert verdict_lines(data)[3] == (
+        "On held-out text, with 31 of 3,072 units kept the cost is 1.950 nats higher than with 184 of 3,072: the plan "
+        "judges it from 3 seeds on."
+    )
+
+
+def flat(arm: ArmFactors, nats: float, **changes: Any) -> list[CellFile]:
+    """An arm on three seeds, with these nats on all tokens; SPEN's rise a little, so that there is an interval."""
+    values = [nats + 0.001 * seed * (arm == SPEN) for seed in range(3)]
+    return [run(arm, seed, value, value, **changes) for seed, value in enumerate(values)]
+
+
+def test_the_gradients_share_of_the_distance_at_each_size() -> None:
+    """At the main size the true gradient is that of `gap_units` with SPEN's units, and SPEN is the one of `gap`."""
+    gpt2 = CHAIN[-1]
+    main = [*flat(SPEN, 5.0), *flat(gpt2, 4.0), *sweep((SPEN, CHAIN[2], gpt2))]
+    assert gradient_share_rows(data_of(*main)) is None
+    of_units = [
+        *flat(MASKED, 4.4, experiment="gap_units", units=512),
+        *flat(SPEN, 8.0, experiment="gap_units", units=512),
+        *flat(MASKED, 9.0, experiment="gap_units", units=3072),
+    ]
+    larger = sweep((SPEN, MASKED, gpt2), experiment="gap_size_rates", size="7m")
+    for arm, nats in ((SPEN, 4.0), (MASKED, 3.9), (gpt2, 3.5)):
+        larger += flat(arm, nats, size="7m", experiment="gap_sizes", parameters=7e6)
+    found = gradient_share_rows(data_of(*main, *of_units, *larger))
+    assert found is not None
+    heads, rows = found
+    assert heads[2:] == ["text", "SPEN's block to GPT-2's", "the gradient's cost", "share", "seeds"]
+    assert [(row[0], row[2], *(cell.split(" ")[0] for cell in row[3:])) for row in rows] == [
+        *(("1.9M", text, "1.001", ".601", "60.0%", "3") for text in ("held-out text", "WikiText-2", "C4")),
+        *(("7.0M", text, ".501", ".101", "20.2%", "3") for text in ("held-out text", "WikiText-2", "C4")),
+    ]
 
 
 def test_unpaired_by_welch() -> None:
@@ -148,11 +223,11 @@ def test_table_sentence_and_verdicts_say_the_same() -> None:
     ]
     assert rows[0] == ["1.5M", "128", "31 of 512", "60", *[".900 (.652\u20131.148)"] * 3, "3"]  # 4.303 * .1 / 3 ** .5
     assert gradient_sentence(data) == (
-        "The straight-through gradient costs .90, .41 and .13 nats with 31, 92 and 184 units kept at one width (under "
-        "the plan's rule, it is the number of units) (held-out text)."
+        "The straight-through gradient costs .90, .41 and .13 nats with 31 of 512, 92 of 1,536 and 184 of 3,072 units "
+        "kept at one width (under the plan's rule, more units are enough for that, at the same width) (held-out text)."
     )
     assert [line.split(",")[0] for line in verdict_lines(data)] == ["On held-out text", "On WikiText-2", "On C4"]
-    assert all(line.endswith("under the plan's rule, it is the number of units.") for line in verdict_lines(data))
+    assert all(line.endswith("more units are enough for that, at the same width.") for line in verdict_lines(data))
     nothing = data_of(*SWEPT)
     assert (gradient_rows(nothing), gradient_sentence(nothing), verdict_lines(nothing)) == (None, "", [])
 

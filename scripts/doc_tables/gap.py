@@ -17,7 +17,7 @@ from ematrace.report.gap_findings import (
     share_rows,
     split_rows,
 )
-from ematrace.report.gradient_cost import gradient_rows, verdict_lines
+from ematrace.report.gradient_cost import gradient_rows, gradient_share_rows, verdict_lines
 
 
 @table("gap-findings")
@@ -35,7 +35,12 @@ def readme_gradient(data: ReportData, block: str) -> str:
     return _table_of(gradient_rows(data))
 
 
-@table("gap-gradient", "gap_units")
+@table("gap-gradient-share", "gap", "gap_units", "gap_sizes")
+def gap_gradient_share(data: ReportData, block: str) -> str:
+    return _table_of(gradient_share_rows(data))
+
+
+@table("gap-gradient", "gap_units", "gap_kept")
 def gap_gradient(data: ReportData, block: str) -> str:
     return "".join(f"- {line}\n" for line in verdict_lines(data)) or f"{NOT_RECORDED}\n"
 

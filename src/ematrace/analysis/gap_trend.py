@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from ematrace.analysis import gap_design
 from ematrace.analysis.gap import Ratio, ratio
 from ematrace.analysis.gap_design import ATTENTION, CHAIN, EMA, SPEN, ArmFactors, over_width
 from ematrace.analysis.gap_scores import (
@@ -31,7 +32,7 @@ from ematrace.analysis.gap_scores import (
 )
 from ematrace.results import Sample, Table
 
-SIZES, LARGEST = "gap_sizes", "gap_130m"
+SIZES, LARGEST, UNITS = "gap_sizes", "gap_130m", "gap_units"
 SIZE_SWEEP = "gap_size_rates"
 LEAST_SEEDS = 3
 FROM_MAIN = ("130m",)  # sizes at which a rate may be that of the main size over the width
@@ -65,6 +66,8 @@ class Contrast:
     """Of each difference."""
     components: Mapping[str, Ratio]
     """Shares of the whole, where all of its arms are there."""
+    gradient: Ratio | None
+    """That of the straight-through gradient, where its arms are there."""
     left_out: Mapping[ArmFactors, Absence]
     """Arms of these differences that have cells which may not be published."""
 
@@ -80,12 +83,26 @@ def build_trend(table: Table, text: str = "validation") -> list[Contrast]:
     for experiment in (EXPERIMENT, SIZES, LARGEST):  # the second has arms of the first one's size as well
         for size in dict.fromkeys(map(str, table.values_of(experiment, "size"))):
             for run in runs_scored_on(table, experiment, size, text):
-                tokens, vocabulary = (run.settings.get(name) for name in ("tokens", "vocab_size"))
+                tokens, vocabulary = _budget(run)
                 if size != TOY and isinstance(tokens, int) and isinstance(vocabulary, int):
                     groups[size, tokens, vocabulary].append(run)
                     first.setdefault((size, tokens, vocabulary), experiment)
+    for key, runs in groups.items():
+        if key[0] == MAIN:  # the one decisive arm that `gap` does not have
+            runs += [run for run in _masked_of_units(table, text) if _budget(run) == key[1:]]
     found = [_contrast(table, first[key], *key, runs, text) for key, runs in groups.items()]
     return sorted((c for c in found if c.differences or c.left_out), key=lambda c: c.tokens_per_parameter)
+
+
+def _masked_of_units(table: Table, text: str) -> list[Run]:
+    """SPEN's block with the true gradient, from the experiment that also has it with more units."""
+    units = gap_design.SIZES[MAIN]["d_ff"]
+    runs = runs_scored_on(table, UNITS, MAIN, text)
+    return [run for run in runs if run.arm == MASKED and run.factors.get("units") == units]
+
+
+def _budget(run: Run) -> tuple[object, object]:
+    return run.settings.get("tokens"), run.settings.get("vocab_size")
 
 
 def runs_scored_on(table: Table, experiment: str, size: str, text: str) -> list[Run]:
@@ -102,16 +119,26 @@ def _contrast(
     pairs = {name: pair for name, ends in CONTRASTS.items() if (pair := paired_difference(scores, ends, text, least))}
     differences = {name: sample for name, (sample, _) in pairs.items()}
     seeds_of = {name: seeds for name, (_, seeds) in pairs.items()}
-    components = {}
-    of_whole = [SPEN, DENSE, GPT2]
-    if all(arm in scores.arms for arm in of_whole) and len(seeds := scores.common_seeds(of_whole)) >= LEAST_SEEDS:
-        nats = {arm: scores.nats(arm, text, "all", seeds) for arm in of_whole}
-        whole = np.subtract(*(nats[arm] for arm in CONTRASTS[WHOLE]))
-        components = {name: ratio(nats[one] - nats[other], whole) for name, (one, other) in COMPONENTS.items()}
+    components = _shares_of_whole(scores, COMPONENTS, text)
+    gradient = _shares_of_whole(scores, {GRADIENT: CONTRASTS[GRADIENT]}, text).get(GRADIENT)
     of_spen_first = sorted(decisive, key=lambda run: run.arm != SPEN)
     parameters = next((run.parameters for run in of_spen_first if run.parameters), math.nan)
     left_out = {**scores.refused, **_too_few(scores, least)}
-    return Contrast(experiment, size, tokens, vocabulary, parameters, differences, seeds_of, components, left_out)
+    return Contrast(
+        experiment, size, tokens, vocabulary, parameters, differences, seeds_of, components, gradient, left_out
+    )
+
+
+def _shares_of_whole(
+    scores: GapScores, parts: Mapping[str, tuple[ArmFactors, ArmFactors]], text: str
+) -> dict[str, Ratio]:
+    """Of the distance from SPEN to GPT-2, on the seeds that all arms have; empty with too few of them."""
+    arms = list(dict.fromkeys([*CONTRASTS[WHOLE], *(arm for ends in parts.values() for arm in ends)]))
+    if any(arm not in scores.arms for arm in arms) or len(seeds := scores.common_seeds(arms)) < LEAST_SEEDS:
+        return {}
+    nats = {arm: scores.nats(arm, text, "all", seeds) for arm in arms}
+    whole = np.subtract(*(nats[arm] for arm in CONTRASTS[WHOLE]))
+    return {name: ratio(nats[one] - nats[other], whole) for name, (one, other) in parts.items()}
 
 
 def rate_of_plan(table: Table, size: str) -> Callable[[ArmFactors, Sequence[float]], float | Absence]:

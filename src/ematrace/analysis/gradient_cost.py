@@ -14,11 +14,12 @@ from typing import Literal
 import numpy as np
 
 from ematrace.analysis.gap_design import SIZES, SPEN, kept_units
-from ematrace.analysis.gap_scores import MAIN, Run, admit
+from ematrace.analysis.gap_scores import MAIN, Run, Values, admit
 from ematrace.analysis.gap_trend import (
     CONTRASTS,
     GRADIENT,
     LEAST_SEEDS,
+    UNITS,
     build_trend,
     paired_difference,
     rate_of_plan,
@@ -27,9 +28,10 @@ from ematrace.analysis.gap_trend import (
 from ematrace.intervals import welch_difference_interval
 from ematrace.results import Interval, Sample, Table
 
-BY_UNITS, BY_KEPT = "gap_units", "gap_kept"
+BY_UNITS, BY_KEPT = UNITS, "gap_kept"
 FEWEST, MOST = SIZES[MAIN]["d_ff"], SIZES["130m"]["d_ff"]  # units that the plan's rule compares
 BORDER = 0.1  # nats from the rule's border within which rates have to be swept first
+SAME_COST = 0.1  # nats by which costs may differ that count as the same
 
 
 @dataclass(frozen=True)
@@ -53,17 +55,17 @@ class GradientCost:
 
 
 def costs_at_one_width(table: Table, text: str) -> list[GradientCost]:
-    """At the main size's width and rates: by the number of units, then by how many are kept."""
+    """At the main size's width and rates: by the number of units, then by how many are kept, on any number of seeds."""
     rate_of, width = rate_of_plan(table, MAIN), SIZES[MAIN]["d_model"]
     found = []
-    for experiment in (BY_UNITS, BY_KEPT):
+    for experiment, least in ((BY_UNITS, LEAST_SEEDS), (BY_KEPT, 1)):
         groups: dict[tuple[int, int], list[Run]] = defaultdict(list)
         for run in runs_scored_on(table, experiment, MAIN, text):
             units = int(run.factors["units"])
             groups[units, int(run.factors.get("k", kept_units(units)))].append(run)
         for (units, kept), runs in sorted(groups.items()):
             scores = admit(runs, MAIN, rate_of)
-            if (pair := paired_difference(scores, CONTRASTS[GRADIENT], text, LEAST_SEEDS)) is None:
+            if (pair := paired_difference(scores, CONTRASTS[GRADIENT], text, least)) is None:
                 continue
             parameters, tokens = (scores.model_metric(SPEN, name) for name in ("parameters", "tokens_per_parameter"))
             if parameters is not None and tokens is not None:
@@ -105,17 +107,58 @@ class UnitsVerdict:
         return "units" if low > 0 else "not units"
 
 
+@dataclass(frozen=True)
+class KeptVerdict:
+    """Does a cost change with what `gap_kept` changes, everything else being equal?"""
+
+    changed: GradientCost
+    usual: GradientCost
+    """With as many units, or as many of them kept, as in `gap_units`."""
+    rise: Sample
+    """From the usual to the changed cost, by seed."""
+
+    @property
+    def outcome(self) -> Literal["matters", "does not matter", "undecided", "too few seeds"]:
+        if len(self.rise.values) < LEAST_SEEDS or self.rise.interval is None:
+            return "too few seeds"
+        low, high = self.rise.interval
+        if low > 0 or high < 0:
+            return "matters"
+        return "does not matter" if max(-low, high) <= SAME_COST else "undecided"
+
+
 def judge_units(costs: Sequence[GradientCost]) -> UnitsVerdict | None:
     """None where one of the two models is missing, or they have too few seeds in common."""
     of_units = {cost.units: cost for cost in costs if cost.experiment == BY_UNITS}
     if not {FEWEST, MOST} <= of_units.keys():
         return None
     few, many = of_units[FEWEST], of_units[MOST]
-    seeds = sorted(set(few.seeds) & set(many.seeds))
-    if len(seeds) < LEAST_SEEDS:
+    at_few, at_many = _on_common_seeds(few, many)
+    if len(at_few) < LEAST_SEEDS:
         return None
-    at_few, at_many = (
-        np.array([dict(zip(cost.seeds, cost.nats.values, strict=True))[seed] for seed in seeds]) for cost in (few, many)
-    )
     fall, below_half = (Sample(tuple(values)) for values in (at_few - at_many, at_few / 2 - at_many))
     return UnitsVerdict(few, many, fall, below_half, welch_difference_interval(at_few / 2, at_many))
+
+
+def judge_kept(costs: Sequence[GradientCost]) -> dict[str, KeptVerdict]:
+    """The number kept, with the most units; and the share kept, with the number that the most units have."""
+    by_model = {(cost.units, cost.kept): cost for cost in costs if cost.experiment in (BY_UNITS, BY_KEPT)}
+    usual = by_model.get((MOST, kept_units(MOST)))
+    changed = {
+        "number": by_model.get((MOST, kept_units(FEWEST))),
+        "share": by_model.get((FEWEST, kept_units(MOST))),
+    }
+    found = {}
+    for name, cost in changed.items():
+        if usual is None or cost is None:
+            continue
+        at_changed, at_usual = _on_common_seeds(cost, usual)
+        if len(at_changed):
+            found[name] = KeptVerdict(cost, usual, Sample(tuple(at_changed - at_usual)))
+    return found
+
+
+def _on_common_seeds(*costs: GradientCost) -> list[Values]:
+    seeds = sorted(set.intersection(*(set(cost.seeds) for cost in costs)))
+    by_seed = [dict(zip(cost.seeds, cost.nats.values, strict=True)) for cost in costs]
+    return [np.array([of[seed] for seed in seeds]) for of in by_seed]

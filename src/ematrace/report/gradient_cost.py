@@ -6,25 +6,34 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from ematrace.analysis.gap_scores import TEXTS
-from ematrace.analysis.gap_trend import LEAST_SEEDS
+from ematrace.analysis.gap_trend import LEAST_SEEDS, WHOLE, build_trend
 from ematrace.analysis.gradient_cost import (
+    BY_KEPT,
     BY_UNITS,
     GradientCost,
+    KeptVerdict,
     UnitsVerdict,
     costs_at_one_width,
     costs_by_size,
+    judge_kept,
     judge_units,
 )
 from ematrace.report.data import ReportData
-from ematrace.report.formatting import interval, number
-from ematrace.report.gap import listed, text_name, with_interval
+from ematrace.report.formatting import interval, number, plural
+from ematrace.report.gap import listed, share_text, text_name, with_interval
 from ematrace.results import Sample
 
 OUTCOMES = {
-    "units": "under the plan's rule, it is the number of units",
-    "not units": "under the plan's rule, it is not the number of units",
+    "units": "under the plan's rule, more units are enough for that, at the same width",
+    "not units": "under the plan's rule, more units are not enough",
     "near": "too near the border of the plan's rule: rates have to be swept first",
-    "undecided": "whether it is the number of units is undecided under the plan's rule",
+    "undecided": "whether more units are enough is undecided under the plan's rule",
+}
+KEPT_OUTCOMES = {
+    "matters": "under the plan's rule, the {} kept matters",
+    "does not matter": "under the plan's rule, the {} kept does not matter",
+    "undecided": "whether the {} kept matters is undecided",
+    "too few seeds": f"the plan judges it from {LEAST_SEEDS} seeds on",
 }
 HEADS = ("parameters", "width", "units kept", "tokens per parameter")
 
@@ -41,6 +50,11 @@ class GradientCosts:
         cells = self.data.cells
         found = {text: [*costs_at_one_width(cells, text), *costs_by_size(cells, text)] for text in TEXTS}
         return {text: costs for text, costs in found.items() if costs}
+
+    @cached_property
+    def of_kept(self) -> dict[str, dict[str, KeptVerdict]]:
+        found = {text: judge_kept(costs) for text, costs in self.by_text.items()}
+        return {text: verdicts for text, verdicts in found.items() if verdicts}
 
     @cached_property
     def verdicts(self) -> dict[str, UnitsVerdict]:
@@ -66,7 +80,7 @@ def gradient_rows(data: ReportData) -> tuple[list[str], list[list[str]]] | None:
 
 
 def gradient_sentence(data: ReportData, text: str = "validation") -> str:
-    """The cost by units, what the plan's rule says, and larger models; empty where no verdict is possible."""
+    """The cost by units, what the plan's rule says, other numbers kept, larger models; empty without a verdict."""
     costs = data.derived(GradientCosts)
     if (verdict := costs.verdicts.get(text)) is None:
         return ""
@@ -79,11 +93,16 @@ def gradient_sentence(data: ReportData, text: str = "validation") -> str:
     ]
     nats, kept = (
         listed([number(c.nats.mean, 2) for c in by_units]),
-        listed([str(c.kept) for c in by_units]),
+        listed([f"{c.kept} of {c.units:,}" for c in by_units]),
     )
+    others = [
+        f"{number(c.nats.mean, 2)} with {c.kept} of {c.units:,} ({plural(len(c.seeds), 'seed')})"
+        for c in costs.by_text[text]
+        if c.experiment == BY_KEPT
+    ]
     return (
         f"The straight-through gradient costs {nats} nats with {kept} units kept at one width "
-        f"({OUTCOMES[verdict.outcome]}){''.join(f'; {size}' for size in sizes)} ({text_name(text)})."
+        f"({OUTCOMES[verdict.outcome]}){''.join(f'; {other}' for other in (*others, *sizes))} ({text_name(text)})."
     )
 
 
@@ -94,7 +113,7 @@ def verdict_text(verdict: UnitsVerdict) -> str:
     >>> print(verdict_text(judge_units([few, many])).replace("; it", ";\\nit").replace(": u", ":\\nu"))
     from 31 to 184 units kept the cost falls by .683 (.425–.942) nats;
     it is .233 (.090–.377; unpaired .131–.336) below half of what it was:
-    under the plan's rule, it is the number of units
+    under the plan's rule, more units are enough for that, at the same width
     """
     paired, unpaired = (interval(ends, 3) if ends else "–" for ends in (verdict.below_half.interval, verdict.unpaired))
     return (
@@ -104,10 +123,42 @@ def verdict_text(verdict: UnitsVerdict) -> str:
     )
 
 
+def kept_text(name: str, verdict: KeptVerdict) -> str:
+    """
+    >>> usual = GradientCost("gap_units", 5e6, 128, 3072, 184, 26.0, Sample((0.2, 0.25, 0.2)), (0, 1, 2))
+    >>> few = GradientCost("gap_kept", 5e6, 128, 3072, 31, 26.0, Sample((2.0, 2.25, 2.1)), (0, 1, 2))
+    >>> print(kept_text("number", judge_kept([usual, few])["number"]))
+    with 31 of 3,072 units kept the cost is 1.900 (1.652–2.148) nats higher than with 184 of 3,072: under the plan's rule, the number kept matters
+    """  # noqa: E501 - one line of text
+    by = Sample(tuple(-rise for rise in verdict.rise.values)) if verdict.rise.mean < 0 else verdict.rise
+    changed, usual = (f"{cost.kept} of {cost.units:,}" for cost in (verdict.changed, verdict.usual))
+    return (
+        f"with {changed} units kept the cost is {nats_text(by)} nats {'lower' if verdict.rise.mean < 0 else 'higher'} "
+        f"than with {usual}: {KEPT_OUTCOMES[verdict.outcome].format(name)}"
+    )
+
+
 def verdict_lines(data: ReportData) -> list[str]:
-    """On every text."""
-    verdicts = data.derived(GradientCosts).verdicts
-    return [f"On {text_name(text)}, {verdict_text(verdict)}." for text, verdict in verdicts.items()]
+    """On every text: more units, then how many of them are kept."""
+    costs = data.derived(GradientCosts)
+    lines = [f"On {text_name(text)}, {verdict_text(verdict)}." for text, verdict in costs.verdicts.items()]
+    for text, verdicts in costs.of_kept.items():
+        lines += [f"On {text_name(text)}, {kept_text(name, verdict)}." for name, verdict in verdicts.items()]
+    return lines
+
+
+def gradient_share_rows(data: ReportData) -> tuple[list[str], list[list[str]]] | None:
+    """By size and text, the distance from SPEN's block to GPT-2's and the part of it that is the gradient's cost."""
+    rows = []
+    for text in TEXTS:
+        for one in build_trend(data.cells, text):
+            if (part := one.gradient) is None:
+                continue
+            about = [f"{one.parameters / 1e6:.1f}M", number(one.tokens_per_parameter, 0), text_name(text)]
+            seeds = len(part.part.values)
+            rows.append([*about, nats_text(one.differences[WHOLE]), nats_text(part.part), share_text(part), str(seeds)])
+    heads = ["parameters", "tokens per parameter", "text", "SPEN's block to GPT-2's", "the gradient's cost", "share"]
+    return ([*heads, "seeds"], sorted(rows, key=lambda row: float(row[0][:-1]))) if rows else None
 
 
 def nats_text(sample: Sample) -> str:

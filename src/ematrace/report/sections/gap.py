@@ -36,7 +36,7 @@ from ematrace.report.gap import (
     with_interval,
 )
 from ematrace.report.gap_findings import second_rows
-from ematrace.report.gradient_cost import gradient_rows, verdict_lines
+from ematrace.report.gradient_cost import gradient_rows, gradient_share_rows, verdict_lines
 from ematrace.report.parts import Block, Content, DataTable, Fold, Paragraph, code, plain_table
 from ematrace.report.sections.gap_trend import trend
 from ematrace.report.tables import Header, measure_table
@@ -112,6 +112,10 @@ def _gradient(data: ReportData) -> Iterator[Content]:
     caption = "Nats by which SPEN's block is worse with the straight-through gradient than with the true one"
     yield plain_table(heads, [[*row] for row in rows], caption)
     yield from (Paragraph(line) for line in verdict_lines(data))
+    if (found := gradient_share_rows(data)) is not None:
+        heads, rows = found
+        caption = "The straight-through gradient's part of the distance from SPEN's block to GPT-2's"
+        yield plain_table(heads, [[*row] for row in rows], caption)
 
 
 def _notes(gap: GapData) -> Iterator[Content]:
