@@ -400,6 +400,29 @@ def test_gradient_through_the_selection(topk_grad: str) -> None:
         torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-11)
 
 
+@pytest.mark.parametrize(("topk_grad", "of_weights", "of_input"), [
+    ("ste_weights", "ste", "masked"), ("ste_through", "masked", "ste"),
+])  # fmt: skip
+def test_halves_of_the_straight_through_gradient(topk_grad: str, of_weights: str, of_input: str) -> None:
+    """W_up has one of the two gradients, and everything below the other one; W_down's is the same in both."""
+
+    def gradients(kind: str) -> tuple[Tensor, dict[str, Tensor]]:
+        block, x = block_and_input(topk_grad=kind, load_balance=0.0)
+        x.requires_grad_()
+        parameters = dict(block.named_parameters(), x=x)
+        out = block.train()(x)[0]
+        found = torch.autograd.grad((out * out.detach().cos()).sum(), list(parameters.values()))
+        return out, dict(zip(parameters, found, strict=True))
+
+    out, ours = gradients(topk_grad)
+    (expected, of_w), (_, of_x) = gradients(of_weights), gradients(of_input)
+    torch.testing.assert_close(out, expected, rtol=0, atol=0)
+    for name, found in ours.items():
+        torch.testing.assert_close(found, (of_w if "W_up" in name else of_x)[name], rtol=1e-12, atol=1e-14)
+    assert not torch.allclose(of_w["ffn.W_up.weight"], of_x["ffn.W_up.weight"])
+    assert not torch.allclose(of_w["x"], of_x["x"])
+
+
 # Load-balance loss.
 
 
@@ -508,6 +531,7 @@ def test_initial_weights() -> None:
         ({"predictor_reads": "inputs"}, r"SpenConfig\.predictor_reads is 'inputs'; the static predictor reads only"),
         ({"ffn": "moe"}, r"SpenConfig\.ffn is 'moe';"),
         ({"topk_grad": "soft"}, r"SpenConfig\.topk_grad is 'soft';"),
+        ({"topk_grad": "ste_through"}, r"SpenConfig\.topk_grad is 'ste_through'; it needs load_balance 0, not 0.01"),
         ({"residual": "none"}, r"SpenConfig\.residual is 'none';"),
         ({"alphas": ()}, r"SpenConfig\.alphas is \(\);"),
         ({"alphas": (0.5, 1.1)}, r"SpenConfig\.alphas is \(0\.5, 1\.1\);"),

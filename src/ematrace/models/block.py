@@ -52,7 +52,7 @@ class Block(GradientCheckpointingLayer):
 
     def respond(self, x: Tensor, c: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor | None]:
         """x', the feed-forward units z after their activation, and the load-balance loss (training only)."""
-        z, balance = self.ffn.activate(self.ffn.W_up(self.norm(c)), mask)  # Alg. 1 lines 5 and 6
+        z, balance = self.ffn.units(self.norm(c), mask)  # Alg. 1 lines 5 and 6
         x_next = (x if self.config.residual == "ffn" else c) + self.ffn.W_down(z)  # Alg. 1 line 7
         return x_next, z, balance
 

@@ -47,7 +47,7 @@ class ModelConfig(PretrainedConfig):
     }
     _choices: ClassVar[dict[str, tuple[str, ...]]] = {
         "ffn": ("topk", "dense"),
-        "topk_grad": ("ste", "masked"),
+        "topk_grad": ("ste", "masked", "ste_weights", "ste_through"),
         "residual": ("ffn", "direct"),
     }
     _sizes: ClassVar[tuple[str, ...]] = ("vocab_size", "d_model", "d_ff", "n_layers", "k")
@@ -63,7 +63,7 @@ class ModelConfig(PretrainedConfig):
     n_layers: int = 12
     ffn: Literal["topk", "dense"] = "topk"
     k: int = 184
-    topk_grad: Literal["ste", "masked"] = "ste"
+    topk_grad: Literal["ste", "masked", "ste_weights", "ste_through"] = "ste"
     residual: Literal["ffn", "direct"] = "ffn"
     load_balance: float = 0.01
     residual_in_fp32: bool = False
@@ -96,6 +96,8 @@ class ModelConfig(PretrainedConfig):
             value = getattr(self, field)
             if isinstance(value, bool) or not (isinstance(value, Real) and 0 <= float(value) < math.inf):
                 self._refuse(field, "it must be a number, at least 0")
+        if self.topk_grad in ("ste_weights", "ste_through") and self.load_balance > 0:
+            self._refuse("topk_grad", f"it needs load_balance 0, not {self.load_balance:g}")
         if self.k > self.d_ff:
             self._refuse("k", f"top-k keeps between 1 and d_ff = {self.d_ff} units")
 
@@ -137,7 +139,9 @@ class SkeletonConfig(ModelConfig):
         residual: "direct" (x' = c + z) or "ffn" (x' = x + z, as in the paper: the context reaches the stream through
             the feed-forward layer alone), with c = x + mixer(norm(x)) and z = ffn(norm(c)).
         ffn: "dense" or "topk" (the `k` largest of a token's d_ff units are kept).
-        topk_grad: gradient of the units that top-k drops, "ste" (straight-through) or "masked" (none).
+        topk_grad: gradient of the units that top-k drops, "ste" (straight-through) or "masked" (none); or half of the
+            former: "ste_weights" (their weights in W_up learn, but nothing passes through them to what is below) or
+            "ste_through" (it passes, but their weights do not learn), both with load_balance 0.
         load_balance: weight of the loss that penalises unequal use of the units (training mode, ffn "topk").
         positions: "none" or "learned" (an embedding of `max_positions` positions is added to that of the tokens).
         residual_in_fp32: keep the residual stream in float32 under autocast; otherwise it has autocast's dtype.

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Literal
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -21,19 +23,38 @@ class FeedForward(nn.Module):
         self.W_down = nn.Linear(config.d_ff, config.d_model, bias=False)
         self.W_down.initial_scale = config.n_layers**-0.5  # the outputs of n_layers add up in the residual stream
 
+    def units(self, x: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """Units z [B, T, d_ff] of x [B, T, d_model], and the loss that balances their use (training only)."""
+        return self.activate(self.W_up(x), mask)
+
     def activate(self, u: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """Units z [B, T, d_ff] from u = W_up x, and the loss that balances their use (training only)."""
+        """z = a(u) from u = W_up x, and that loss."""
         return F.gelu(u), None
+
+
+Grad = Literal["ste", "masked"]
+SPLIT: Mapping[str, tuple[Grad, Grad]] = {"ste_weights": ("ste", "masked"), "ste_through": ("masked", "ste")}
+"""Gradients of top-k that differ between the weights W_up and the layer's input."""
 
 
 class TopKFeedForward(FeedForward):
     """GELU, then the k largest units of each token; the rest are 0."""
 
+    def units(self, x: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        if self.config.topk_grad not in SPLIT or not torch.is_grad_enabled():
+            return super().units(x, mask)
+        of_weights, of_input = SPLIT[self.config.topk_grad]
+        W, k = self.W_up.weight, self.config.k
+        z = gelu_topk(F.linear(x.detach(), W), k, of_weights)
+        same = gelu_topk(F.linear(x, W.detach()), k, of_input)
+        return z + (same - same.detach()), None
+
     def activate(self, u: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
         config = self.config
+        grad: Grad = "ste" if config.topk_grad == "ste" else "masked"
         if self.training and config.load_balance > 0:
-            return gelu_topk_balanced(u, config.k, config.topk_grad, mask)
-        return gelu_topk(u, config.k, config.topk_grad), None
+            return gelu_topk_balanced(u, config.k, grad, mask)
+        return gelu_topk(u, config.k, grad), None
 
 
 FEED_FORWARD: Mapping[str, type[FeedForward]] = {"dense": FeedForward, "topk": TopKFeedForward}

@@ -21,7 +21,8 @@ class SpenConfig(ModelConfig):
             "trace_sequence" (the traces of all earlier steps) or "inputs" (the residual stream of all earlier steps).
             The static predictor reads "traces_now".
         ffn: "topk" or "dense".
-        topk_grad: "ste" (straight-through) or "masked" (only kept units).
+        topk_grad: "ste" (straight-through) or "masked" (only kept units); for studies also "ste_weights" and
+            "ste_through", halves of "ste" (see `SkeletonConfig`).
         residual: "ffn" (x' = x + W_down z, the paper) or "direct" (x' = c + W_down z: the context reaches the stream).
         load_balance: weight of the loss that penalises unequal use of the units (training mode, ffn "topk").
         residual_in_fp32: keep the residual stream in float32 under autocast; otherwise it has autocast's dtype.

@@ -1,0 +1,51 @@
+"""The straight-through gradient of the top-k in two halves: which of them does the harm?
+
+What a dropped unit receives goes two ways: into its own weights, a row of W_up, and through it to everything below.
+`topk_ste_weights` has the first half alone and `topk_ste_through` the second; `topk_ste` has both, and `topk_masked`,
+the true gradient, neither. All in Algorithm 1's block without the load-balance loss, which would reach dropped units
+by itself, and at two learning rates.
+
+    ematrace reproduce gap_halves    # without a GPU: 24 models of width 64, half an hour on one core
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict, replace
+from typing import Any
+
+from ematrace.experiments.base import Context, Experiment, Point
+from ematrace.experiments.gap_rates import UNBALANCED
+from ematrace.experiments.gap_task import SETTINGS, Arm, budget_of, measure_arm
+from ematrace.results import Row
+
+GRADIENTS = ("topk_masked", "topk_ste_weights", "topk_ste_through", "topk_ste")
+RATES = (0.004, 0.016)  # the best one at `2m` of the true gradient, and near that of the straight-through one
+
+
+def grid(scale: str, seeds: int) -> Iterable[Point]:
+    """Without a GPU the same in a small model."""
+    for seed in range(seeds):
+        for lr in RATES:
+            for ffn in GRADIENTS:
+                arm = replace(UNBALANCED, ffn=ffn)
+                yield Point({**asdict(arm), "size": "2m" if scale == "gpu" else "small", "lr": lr}, seed)
+
+
+def measure(ctx: Context, *, size: str, lr: float, **arm: Any) -> list[Row]:
+    return measure_arm(ctx, Arm(**arm), size, lr)
+
+
+EXPERIMENT = Experiment(
+    "gap_halves",
+    "The straight-through gradient in two halves",
+    grid=grid,
+    measure=measure,
+    needs="any",
+    data="builtin",
+    settings=SETTINGS,
+    derived=budget_of,
+    seeds=3,
+    seconds=60,
+    toy_seconds=75,
+)
