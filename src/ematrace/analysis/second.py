@@ -6,17 +6,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from ematrace.analysis.gap_design import ATTENTION, EMA, ArmFactors, corner
+from ematrace.analysis.gap_design import ATTENTION, EMA, SPEN, ArmFactors, corner
 from ematrace.analysis.gap_scores import GapScores, Run, runs_of
+from ematrace.analysis.gap_trend import MASKED
 from ematrace.results import Sample, Table
 
 SECOND = "gap_second"
+ELSEWHERE = ("gap_sizes", "gap_units")  # have arms that `gap` lacks; where both have a run, the last one's counts
 MARGIN = 0.05  # nats, docs/analysis-plan.md
 FEWEST = 3  # seeds
 _DIRECT = {"residual"}  # moved: traces with a direct residual
 STEPS = {
     "attention with rope, not traces": (EMA, ATTENTION),
     "true gradient of the top-k, not straight-through": (corner(_DIRECT), corner(_DIRECT, ffn="topk_masked")),
+    "true gradient of the top-k in Algorithm 1's block, not straight-through": (SPEN, MASKED),
 }
 """Changes whose two arms were written twice."""
 
@@ -46,7 +49,7 @@ def agreements(table: Table, scores: GapScores, text: str) -> list[Agreement]:
     """Of the arms that both have, at the same rate and on the same tokens."""
     found = []
     for arm, of_second in _second_runs(table, scores.size).items():
-        first = scores.arms.get(arm, {})
+        first = _first_runs(table, scores, arm, of_second)
         whole, on_recall = (_both(first, of_second, (text, part)) for part in ("all", "recall"))
         if len(whole) > 1:
             samples = (Sample(tuple(theirs - ours for ours, theirs in of.values())) for of in (whole, on_recall))
@@ -73,7 +76,8 @@ def steps_twice(table: Table, scores: GapScores, text: str) -> list[StepTwice]:
     runs = _second_runs(table, scores.size)
     found = []
     for name, ends in STEPS.items():
-        before, after = (_both(scores.arms.get(arm, {}), runs.get(arm, {}), (text, "all")) for arm in ends)
+        first = {arm: _first_runs(table, scores, arm, runs.get(arm, {})) for arm in ends}
+        before, after = (_both(first[arm], runs.get(arm, {}), (text, "all")) for arm in ends)
         if len(seeds := sorted(before.keys() & after.keys())) > 1:
             samples = (Sample(tuple(before[seed][i] - after[seed][i] for seed in seeds)) for i in (0, 1))
             found.append(StepTwice(name, *samples))
@@ -87,13 +91,26 @@ def _second_runs(table: Table, size: str) -> dict[ArmFactors, dict[int, Run]]:
     return runs
 
 
+def _first_runs(table: Table, scores: GapScores, arm: ArmFactors, second: Mapping[int, Run]) -> Mapping[int, Run]:
+    """By seed those of `gap`; of an arm that is not in it, runs elsewhere with the parameters of the second's."""
+    if arm in scores.arms or arm in scores.refused:
+        return scores.arms.get(arm, {})
+    runs = [run for name in ELSEWHERE for run in runs_of(table, name, scores.size) if run.arm == arm]
+    return {run.seed: run for run in runs if run.seed in second and _alike(run, second[run.seed])}
+
+
+def _alike(one: Run, other: Run) -> bool:
+    """In rate, settings, scored tokens and parameters."""
+    return (one.lr, one.conditions, one.parameters) == (other.lr, other.conditions, other.parameters)
+
+
 def _both(first: Mapping[int, Run], second: Mapping[int, Run], part: tuple[str, str]) -> dict[int, tuple[float, float]]:
-    """By seed the nats of both, where rate, settings and scored tokens are the same."""
+    """By seed the nats of both, where they can be compared."""
     values = {}
     for seed in sorted(first.keys() & second.keys()):
         one, other = first[seed], second[seed]
         ours, theirs = (run.nats.get(part) for run in (one, other))
-        if one.lr != other.lr or one.conditions != other.conditions or ours is None or theirs is None:
+        if not _alike(one, other) or ours is None or theirs is None:
             continue
         if ours.value is not None and theirs.value is not None:
             values[seed] = ours.value, theirs.value

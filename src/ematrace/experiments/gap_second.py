@@ -24,10 +24,11 @@ from torch import Tensor, nn
 from ematrace.analysis.gap_design import SIZES
 from ematrace.experiments.base import Context, Experiment, Point, number
 from ematrace.experiments.gap_rates import RATES
-from ematrace.experiments.gap_sizes import rate_at
+from ematrace.experiments.gap_sizes import MASKED, rate_at
 from ematrace.experiments.gap_task import (
     SCORED_AT_ONCE,
     SETTINGS,
+    SPEN,
     TRAINING,
     Arm,
     budget_of,
@@ -50,21 +51,28 @@ ARMS = (
     Arm("ema", ffn="topk_masked"),
     Arm("attention"),
     Arm("attention", "rope"),
+    SPEN,
+    MASKED,
 )
+TOYS = (Arm("ema"), SPEN)
+
+
+def traces(x: Tensor) -> list[Tensor]:
+    """h_t = Σ_{s≤t} a (1 - a)^(t-s) x_s for each rate a, the fastest first."""
+    time = torch.arange(x.shape[1], device=x.device)
+    lag = (time[:, None] - time[None, :]).clamp(min=0).to(x.dtype)
+    return [torch.tril(a * (1 - a) ** lag) @ x for a in TRACES]
 
 
 class Ema(nn.Module):
-    """y_t = W_h [h_t of each rate a], h_t = Σ_{s≤t} a (1 - a)^(t-s) x_s."""
+    """y = W_h [h_f; h_m; h_s] of the three traces."""
 
     def __init__(self, d: int) -> None:
         super().__init__()
         self.W_h = nn.Linear(len(TRACES) * d, d, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        time = torch.arange(x.shape[1], device=x.device)
-        lag = (time[:, None] - time[None, :]).clamp(min=0).to(x.dtype)
-        weights = [torch.tril(a * (1 - a) ** lag) for a in TRACES]
-        out: Tensor = self.W_h(torch.cat([w @ x for w in weights], -1))
+        out: Tensor = self.W_h(torch.cat(traces(x), -1))
         return out
 
 
@@ -104,8 +112,21 @@ def keep(z: Tensor, k: int, straight_through: bool) -> Tensor:
     return z + (kept - z).detach() if straight_through else kept
 
 
+def balance_loss(u: Tensor, z: Tensor) -> Tensor:
+    """n Σ_i f_i P_i over n units: f_i is unit i's share of all that z keeps, P_i the mean of softmax(u)_i over tokens.
+
+    It is 1 if all units are used equally.
+    """
+    kept = (z != 0).flatten(0, -2).sum(0)
+    f, P = kept / kept.sum(), u.softmax(-1).flatten(0, -2).mean(0)
+    return u.shape[-1] * (f * P).sum()
+
+
 class Block(nn.Module):
-    """c = x + mixer(LN(x)), x' = c + W_down z, z = GELU(W_up LN(c)) or the 6% of it that are largest."""
+    """c = x + mixer(LN(x)), x' = c + W_down z, z = GELU(W_up LN(c)) or the 6% of it that are largest.
+
+    Returns x' and 0: these arms have no load-balance loss.
+    """
 
     def __init__(self, d: int, d_ff: int, mixer: nn.Module, ffn: str) -> None:
         super().__init__()
@@ -113,41 +134,71 @@ class Block(nn.Module):
         self.mixer, self.mixer_norm, self.norm = mixer, nn.LayerNorm(d), nn.LayerNorm(d)
         self.W_up, self.W_down = nn.Linear(d, d_ff, bias=False), nn.Linear(d_ff, d, bias=False)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         c = x + self.mixer(self.mixer_norm(x))
         z = F.gelu(self.W_up(self.norm(c)))
         if self.ffn != "dense":
             z = keep(z, self.k, straight_through=self.ffn == "topk_ste")
-        out: Tensor = c + self.W_down(z)
-        return out
+        return c + self.W_down(z), x.new_zeros(())
+
+
+class Algorithm1(nn.Module):
+    """The paper's block, with traces of x itself. Returns x' and the load-balance loss."""
+
+    def __init__(self, d: int, d_ff: int, straight_through: bool) -> None:
+        super().__init__()
+        self.straight_through, self.k = straight_through, round(KEPT * d_ff)
+        self.W_pred, self.W_e = nn.Linear(d, d, bias=False), nn.Linear(d, d, bias=False)
+        self.W_h, self.norm = nn.Linear(len(TRACES) * d, d, bias=False), nn.LayerNorm(d)
+        self.W_up, self.W_down = nn.Linear(d, d_ff, bias=False), nn.Linear(d_ff, d, bias=False)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        h_f, h_m, h_s = traces(x)
+        x_hat = self.W_pred(h_s / h_s.norm(dim=-1, keepdim=True))  # Alg. 1 lines 1 and 2
+        e = x - x_hat  # line 3
+        c = x + self.W_h(torch.cat([h_f, h_m, h_s], -1)) + self.W_e(e)  # line 4
+        u = self.W_up(self.norm(c))
+        z = keep(F.gelu(u), self.k, self.straight_through)  # lines 5 and 6
+        return x + self.W_down(z), balance_loss(u, z)  # line 7
 
 
 class LanguageModel(nn.Module):
-    """Embedding, blocks, norm, and the embedding again as the head."""
+    """Embedding, blocks, norm, and the embedding again as the head: logits, and the blocks' mean load-balance loss."""
 
     def __init__(self, arm: Arm, vocab_size: int, d: int, d_ff: int, n_layers: int, heads: int) -> None:
         super().__init__()
+        self.load_balance = arm.load_balance
         self.embedding = nn.Embedding(vocab_size, d)
 
-        def mixer() -> nn.Module:
-            return Ema(d) if arm.context == "ema" else Attention(d, heads, arm.positions == "rope")
+        def block() -> nn.Module:
+            if arm in (SPEN, MASKED):
+                return Algorithm1(d, d_ff, straight_through=arm.ffn == "topk_ste")
+            mixer = Ema(d) if arm.context == "ema" else Attention(d, heads, arm.positions == "rope")
+            return Block(d, d_ff, mixer, arm.ffn)
 
-        self.blocks = nn.ModuleList(Block(d, d_ff, mixer(), arm.ffn) for _ in range(n_layers))
+        self.blocks = nn.ModuleList(block() for _ in range(n_layers))
         self.norm = nn.LayerNorm(d)
         for name, p in self.named_parameters():
             if p.ndim == 2:
                 nn.init.normal_(p, std=STD / math.sqrt(n_layers) if "W_down" in name else STD)
 
-    def forward(self, ids: Tensor) -> Tensor:
-        x = self.embedding(ids)
+    def forward(self, ids: Tensor) -> tuple[Tensor, Tensor]:
+        x, balance = self.embedding(ids), []
         for block in self.blocks:
-            x = block(x)
-        return F.linear(self.norm(x), self.embedding.weight)
+            x, of_block = block(x)
+            balance.append(of_block)
+        return F.linear(self.norm(x), self.embedding.weight), torch.stack(balance).mean()
+
+    def losses(self, ids: Tensor) -> tuple[Tensor, Tensor]:
+        """What training minimises, cross-entropy + weight * load-balance loss; and the cross-entropy alone."""
+        logits, balance = self(ids[:, :-1])
+        cross_entropy = F.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten())
+        return cross_entropy + self.load_balance * balance, cross_entropy
 
 
 def grid(scale: str, seeds: int) -> Iterable[Point]:
     """Without a GPU toys, which show that it runs."""
-    arms, size = (ARMS, "2m") if scale == "gpu" else (ARMS[:2], "toy")
+    arms, size = (ARMS, "2m") if scale == "gpu" else (TOYS, "toy")
     for seed in range(seeds if scale == "gpu" else 1):
         for arm in arms:
             lr = rate_at(arm, "2m") if scale == "gpu" else RATES[0]
@@ -182,13 +233,12 @@ def train(ctx: Context, model: LanguageModel, tokenizer: Any, lr: float) -> list
     for step, ids in enumerate(batches(ctx, tokenizer, steps), start=1):
         for group in optimiser.param_groups:
             group["lr"] = rate(step, steps, warmup, lr)
-        logits = model(ids[:, :-1])
-        loss = F.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten())
+        loss, cross_entropy = model.losses(ids)
         optimiser.zero_grad()
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimiser.step()
-        curve.append(loss.detach())
+        curve.append(cross_entropy.detach())
         if step % 64 == 0:
             ctx.progress(TRAINING * step / steps)
     found = torch.stack(curve).cpu()
@@ -221,7 +271,7 @@ def score(model: LanguageModel, windows: Ids) -> NDArray[np.float64]:
     nats = []
     for start in range(0, len(windows), at_once):
         ids = torch.from_numpy(windows[start : start + at_once]).to(model.embedding.weight.device)
-        log_p = model(ids[:, :-1]).log_softmax(-1)
+        log_p = model(ids[:, :-1])[0].log_softmax(-1)
         nats.append(-log_p.gather(-1, ids[:, 1:, None])[..., 0].cpu())
     return torch.cat(nats).double().numpy()
 
