@@ -46,28 +46,31 @@ def _swept(*only: str) -> tuple[Stage, Stage]:
     return Stage("gap_size_rates", only, sweep=True), Stage("gap_sizes", only)
 
 
-def _others(size: str) -> tuple[Stage, ...]:
-    """The decisive arms but SPEN's block under both gradients and GPT-2's."""
-    dense = _swept(f"size={size}", "block=skeleton", "ffn=dense")
-    return *dense, *_swept(f"size={size}", "context=attention", "ffn=topk_masked")
-
-
 TRACKS: Mapping[str, tuple[Stage, ...]] = {
     "chain": (Stage("gap_rates", sweep=True), Stage("gap")),
     "kept": (Stage("gap_kept"),),
+    "halves": (Stage("gap_halves"),),
     "units": (Stage("gap_units"),),
     "7m-gpt2": _swept("size=7m", "block=gpt2"),
     "30m": _swept("size=30m", "context=ema_error", "ffn=topk_ste", "ffn=topk_masked"),
     "30m-gpt2": _swept("size=30m", "block=gpt2"),
-    "7m-others": _others("7m"),
-    "30m-others": _others("30m"),
+    "7m-others": (
+        *_swept("size=7m", "block=skeleton", "ffn=dense"),
+        *_swept("size=7m", "context=attention", "ffn=topk_masked"),
+    ),
+    "30m-others": _swept("size=30m", "block=skeleton", "ffn=dense"),
     "130m": (Stage("gap_130m", ("seed=0",)),),
-    "second": (Stage("gap_second"),),
+    "second": (Stage("gap_second", ("context=ema_error", "seed=0", "seed=1", "seed=2")), Stage("gap_second")),
     "decoding": (Stage("trace_decoding"),),
     "predictors": (
-        Stage("gap_predictor_rates", ("size=2m",), sweep=True),
+        Stage("gap_predictor_rates", ("size=2m", "ffn=dense"), sweep=True),
         Stage("gap_predictors", ("size=2m", "ffn=dense")),
-        Stage("gap_predictors"),
+    ),
+    "predictors-130m": (Stage("gap_predictors", ("size=130m",)),),
+    "predictors-topk": (
+        Stage("gap_predictor_rates", ("size=2m", "ffn=topk_ste", "ffn=topk_masked"), sweep=True),
+        Stage("gap_predictors", ("size=2m", "ffn=topk_ste", "ffn=topk_masked")),
+        Stage("gap_predictors", ("size=ablation",)),
     ),
     "sparsity": (Stage("gap_straight_through"), Stage("gap_sparsity")),
     "budgets": (Stage("gap_sizes", ("size=2m",)),),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from ematrace.experiments import gap_straight_through
+from ematrace.experiments import gap_halves, gap_straight_through
 from ematrace.experiments.base import Context
 from ematrace.experiments.gap_rates import UNBALANCED
 from ematrace.experiments.gap_straight_through import compare_gradients, cosine, evenly, gradient, length, model_after
@@ -164,3 +164,28 @@ def test_an_arm_is_measured_while_it_trains(tmp_path: Path) -> None:
     nats = [rows_by(rows, step=step)["nats"] for step in (0, 1, 2, 4)]
     assert nats == sorted(set(nats), reverse=True)  # the model of each step, not the same one four times
     assert 0 < rows_by(rows, step=4)["cosine"] < 1
+
+
+def test_halves_are_four_gradients_of_one_block() -> None:
+    for scale, size in (("gpu", "2m"), ("cpu", "small")):
+        points = gap_halves.EXPERIMENT.points(scale, 3)
+        assert len(points) == 4 * 2 * 3
+        assert {point.factors["size"] for point in points} == {size}
+        fixed = {name: value for name, value in asdict(UNBALANCED).items() if name != "ffn"}
+        assert all(fixed.items() <= point.factors.items() for point in points)
+        assert {(p.factors["ffn"], p.factors["lr"], p.seed) for p in points} == {
+            (f"topk_{grad}", lr, seed)
+            for grad in ("masked", "ste", "ste_weights", "ste_through")
+            for lr in (0.004, 0.016)
+            for seed in range(3)
+        }
+
+
+def test_halves_are_trained_with_their_own_gradient(tmp_path: Path) -> None:
+    """The four models start from the same weights and are scored by the same function, and end apart."""
+    ctx, whole = context(tmp_path), {"text": "validation", "slice": "all"}
+    found = set()
+    for ffn in gap_halves.GRADIENTS:
+        rows = gap_halves.measure(ctx, **asdict(replace(UNBALANCED, ffn=ffn)), size="toy", lr=0.004)
+        found.add(next(row.metrics["nats"].value for row in rows if row.factors == whole))
+    assert len(found) == len(gap_halves.GRADIENTS)

@@ -59,7 +59,8 @@ def plain(arm: Arm) -> Arm:
 
 
 def test_the_design_is_the_plans(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gap_predictors, "chosen_rate", lambda sweep, factors: 6e-3)
+    for module in (gap_predictors, gap_sizes):
+        monkeypatch.setattr(module, "chosen_rate", lambda sweep, factors: 6e-3 if factors["size"] != "130m" else None)
     assert len(ABLATION) == len(set(ABLATION)) == 15
     assert len(SWITCHED) == len(set(SWITCHED)) == 8
     assert SWITCHED[0] == INSIDE
@@ -82,15 +83,16 @@ def test_the_design_is_the_plans(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_an_arm_has_the_rate_of_the_sweep_that_decides(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever a sweep would be asked for is in its grid; an arm without a rate is not measured."""
     asked: list[tuple[str, str]] = []
-    for module in (gap_predictors, gap_sparsity, gap_straight_through):
+    for module in (gap_sizes, gap_predictors, gap_sparsity, gap_straight_through):
         monkeypatch.setattr(module, "chosen_rate", lambda sweep, factors: asked.append((sweep, arm_key(factors))))
+    for module in (gap_predictors, gap_sparsity, gap_straight_through):
         assert list(module.grid("gpu", 5)) == []
     swept = {
         (module.__name__.rpartition(".")[2], arm_key({k: v for k, v in point.factors.items() if k != "lr"}))
         for module in (gap_rates, gap_predictor_rates)
         for point in module.grid("gpu", 1)
     }
-    assert set(asked) <= swept
+    assert {(sweep, key) for sweep, key in asked if sweep != "gap_size_rates"} <= swept
     assert {key for sweep, key in swept if sweep == "gap_predictor_rates"} <= {key for _, key in asked}  # none in vain
 
 
@@ -98,6 +100,25 @@ def test_a_larger_models_rate_is_rounded_as_everywhere(monkeypatch: pytest.Monke
     for module in (gap_predictors, gap_sizes):
         monkeypatch.setattr(module, "chosen_rate", lambda sweep, factors: 4e-3 if factors["size"] == "2m" else None)
     assert gap_predictors.rate_of(ABLATION[0], "130m") == gap_sizes.rate_at(SPEN, "130m") == 6.67e-4
+
+
+def test_at_130m_parameters_it_is_the_papers_ablation(monkeypatch: pytest.MonkeyPatch) -> None:
+    """500 steps, and one rate whatever the predictor; settings of the user's own come first."""
+    monkeypatch.setattr(gap_sizes, "chosen_rate", lambda sweep, factors: 8e-3 if factors["size"] == "2m" else None)
+    largest = [p for p in gap_predictors.grid("gpu", 5) if p.factors["size"] == "130m"]
+    assert {(p.factors["predictor"], p.factors["reads"]) for p in largest} == {
+        ("static", "traces_now"), ("linear", "inputs"), ("softmax", "traces_now")
+    }  # fmt: skip
+    assert {(p.factors["lr"], p.factors["ffn"], p.factors["load_balance"]) for p in largest} == {
+        (1.33e-3, "topk_ste", 0.01)
+    }
+    experiment = gap_predictors.EXPERIMENT
+    found = experiment.resolve_settings(largest[0], experiment.settings)
+    assert (found["tokens"], found["warmup"], found["vocab_size"]) == (500 * 32 * 2048, 50, 50257)
+    shorter = experiment.resolve_settings(largest[0], {**experiment.settings, "tokens": 65536})
+    assert (shorter["tokens"], shorter["warmup"]) == (65536, 50)
+    at_2m = next(p for p in gap_predictors.grid("gpu", 1) if p.factors["size"] == "2m")
+    assert experiment.resolve_settings(at_2m, experiment.settings)["tokens"] == 3584 * 64 * 512
 
 
 def test_predictors_are_matched_in_parameters() -> None:

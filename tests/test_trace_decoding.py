@@ -401,3 +401,10 @@ def test_tokens_are_decoded_from_a_trained_model(tmp_path: Path, monkeypatch: py
         of_row = {n: 4 if n == "lag" else v for n, v in selector.where.items() if n not in factors}
         found_rows = [r for r in rows if selector.metric in r.metrics and of_row.items() <= r.factors.items()]
         assert len(found_rows) == 1, selector
+
+
+def test_seeds_are_those_of_the_arm_that_claims_are_about() -> None:
+    found = [(p.factors["context"], p.factors["ffn"], p.seed) for p in trace_decoding.EXPERIMENT.points("gpu", 3)]
+    assert found == [
+        *(("ema_error", "topk_ste", seed) for seed in range(3)), ("ema", "dense", 0), ("attention", "dense", 0)
+    ]  # fmt: skip

@@ -1,14 +1,15 @@
 """The paper's predictor ablation past the point where there is something to predict, and why attention fails in it.
 
 Five predictors in Algorithm 1's block, with its straight-through top-k, with the true gradient and with a dense layer,
-after the paper's 500 steps and after the whole budget. Attention over the inputs sees every past token and yet may not
-help: from there, switches lead to attention as a mixer. The query comes from the input instead of the slow trace, the
-values are normalised, the context reaches the residual stream directly; each alone and all together.
+after the paper's 500 steps and after the whole budget; the paper's three also after 500 steps of a model with 130M
+parameters. Attention over the inputs sees every past token and yet may not help: from there, switches lead to attention
+as a mixer. The query comes from the input instead of the slow trace, the values are normalised, the context reaches the
+residual stream directly; each alone and all together.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from itertools import product
@@ -18,11 +19,20 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ematrace.analysis.gap_design import over_width
 from ematrace.experiments.base import Context, Experiment, Point, number
 from ematrace.experiments.chosen_rates import chosen_rate
 from ematrace.experiments.gap_rates import DIRECT, RATES, UNBALANCED
-from ematrace.experiments.gap_task import SCORED_AT_ONCE, SETTINGS, SPEN, Arm, ScoredText, budget_of, measure_arm
+from ematrace.experiments.gap_sizes import rate_at
+from ematrace.experiments.gap_task import (
+    BUDGETS,
+    SCORED_AT_ONCE,
+    SETTINGS,
+    SPEN,
+    Arm,
+    ScoredText,
+    budget_of,
+    measure_arm,
+)
 from ematrace.mixers.ema_attention import EmaAttentionMixer
 from ematrace.models.block import Block
 from ematrace.results import Row
@@ -90,6 +100,7 @@ WIDE_DENSE = tuple(replace(arm, width="fixed") for arm in ABLATION[-4:])
 SWEPT = (*(arm for arm in ABLATION if arm.predictor != "static"), SWITCHED[-1], *MIXERS)
 """At `2m`; the static predictor's rates are the chain's."""
 FEWER_SEEDS = 3  # for what is beside the ablation itself
+STEPS = 500  # of the paper's ablation
 
 
 def swept_as(arm: PredictorArm) -> PredictorArm:
@@ -99,12 +110,11 @@ def swept_as(arm: PredictorArm) -> PredictorArm:
 
 
 def rate_of(arm: PredictorArm, size: str) -> float | None:
-    """None as long as the sweep that decides has not settled it."""
+    """None as long as the sweep that decides has not settled it. At 130M, SPEN's for all predictors."""
     if size == "toy":
         return RATES[0]
-    if size not in ("2m", "ablation"):
-        rate = rate_of(arm, "2m")
-        return None if rate is None else over_width(rate, size)
+    if size == "130m":
+        return rate_at(SPEN, size)
     factors = asdict(swept_as(arm))
     if arm.predictor == "static" and size == "2m":
         return chosen_rate("gap_rates", {**{name: factors[name] for name in asdict(SPEN)}, "size": size})
@@ -130,6 +140,15 @@ def _points(arms: Iterable[PredictorArm], size: str, seed: int) -> Iterator[Poin
         lr = rate_of(arm, size)
         if lr is not None:
             yield Point({**asdict(arm), "size": size, "lr": lr}, seed)
+
+
+def budget(point: Point, settings: Mapping[str, Any]) -> Mapping[str, Any]:
+    """That of the size; at 130M parameters the paper's 500 steps."""
+    found, of_size = dict(budget_of(point, settings)), BUDGETS["130m"]
+    if point.factors["size"] == "130m":
+        ablation = {"tokens": STEPS * of_size["sequences"] * of_size["length"], "warmup": BUDGETS["ablation"]["warmup"]}
+        found |= {name: value for name, value in ablation.items() if name in found}
+    return found
 
 
 def measure(ctx: Context, *, size: str, lr: float, **arm: Any) -> list[Row]:
@@ -197,7 +216,7 @@ EXPERIMENT = Experiment(
     needs="any",
     data="builtin",
     settings=SETTINGS,
-    derived=budget_of,
+    derived=budget,
     seeds=5,
     seconds=60,
 )

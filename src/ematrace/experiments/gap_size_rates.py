@@ -13,7 +13,7 @@ from typing import Any
 from ematrace.experiments.base import Context, Experiment, Point
 from ematrace.experiments.chosen_rates import sweep_points
 from ematrace.experiments.gap_rates import RATES, SEED
-from ematrace.experiments.gap_sizes import DECISIVE, LARGER, scaled_rate
+from ematrace.experiments.gap_sizes import AT_SIZE, DECISIVE, scaled_rate
 from ematrace.experiments.gap_task import SETTINGS, SPEN, Arm, budget_of, measure_rate
 from ematrace.results import Row
 
@@ -26,8 +26,8 @@ def grid(scale: str, seeds: int) -> Iterable[Point]:
     if scale != "gpu":
         yield Point({**asdict(SPEN), "size": "toy", "lr": RATES[0]}, SEED)
         return
-    for size in (*LARGER, "130m"):
-        for arm in DECISIVE:
+    for size, arms in {**AT_SIZE, "130m": DECISIVE}.items():
+        for arm in arms:
             first = [lr for factor in FACTORS if (lr := scaled_rate(arm, size, factor)) is not None]
             yield from sweep_points(NAME, {**asdict(arm), "size": size}, first)
 

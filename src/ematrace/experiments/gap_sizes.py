@@ -34,7 +34,9 @@ MASKED = replace(SPEN, ffn="topk_masked")  # the preset spen-130m-masked, at any
 DENSE = CHAIN[3]
 EMA, ATTENTION, GPT2 = Arm("ema"), Arm("attention", "rope"), CHAIN[-1]
 DECISIVE = (SPEN, GPT2, MASKED, DENSE, EMA, ATTENTION, replace(ATTENTION, ffn="topk_masked"))
-LARGER = ("7m", "30m")
+AT_SIZE = {"7m": DECISIVE, "30m": (SPEN, GPT2, MASKED, EMA, ATTENTION)}
+"""Larger sizes, and the arms that are measured there."""
+WITH_GPT2_ENTRIES = (SPEN, GPT2, MASKED)
 FRACTIONS = (1 / 4, 1 / 2)  # of the tokens of 2m
 
 
@@ -68,11 +70,11 @@ def grid(scale: str, seeds: int) -> Iterable[Point]:
         return
     whole, entries = BUDGETS["2m"]["tokens"], BUDGETS["2m"]["vocab_size"]
     for seed in range(seeds):
-        for size in LARGER:
-            yield from _published(DECISIVE, size, whole, entries, seed)
+        for size, arms in AT_SIZE.items():
+            yield from _published(arms, size, whole, entries, seed)
         for share in FRACTIONS:
             yield from _published(DECISIVE, "2m", round(share * whole), entries, seed)
-        yield from _published(DECISIVE, "2m", whole, GPT2_ENTRIES, seed)
+        yield from _published(WITH_GPT2_ENTRIES, "2m", whole, GPT2_ENTRIES, seed)
         yield from _published([arm for arm in DECISIVE if arm not in ARMS], "2m", whole, entries, seed)  # not in `gap`
 
 
