@@ -11,6 +11,7 @@ from ematrace.report.charts import Line, LineChart, Point, linear_axis, log_axis
 from ematrace.report.data import ReportData
 from ematrace.report.formatting import number, over_seeds
 from ematrace.report.gap import text_name, with_interval
+from ematrace.report.gradient_halves import halves_rows
 from ematrace.report.parts import Block, Content, DataTable, Paragraph, plain_table
 from ematrace.report.tables import Header, measure_table
 from ematrace.results import Factors, Sample, Selector
@@ -119,7 +120,17 @@ def sparsity(data: ReportData) -> Sequence[Content | None]:
         measure_table(data, rows, columns, "Units kept and load balance"),
         measure_table(data, _wide(data), columns, "More units at one width, 6% of them kept"),
     ]
-    return [chart, *tables, *_gradient_parts(data)]
+    return [chart, *tables, _halves(data), *_gradient_parts(data)]
+
+
+def _halves(data: ReportData) -> Content | None:
+    """Which half of the straight-through gradient does the harm."""
+    if (found := halves_rows(data)) is None:
+        return None
+    heads, rows = found
+    return plain_table(
+        heads, [[*row] for row in rows], "Nats that dropped units' gradient costs: into their weights, and through them"
+    )
 
 
 def _wide(data: ReportData) -> list[Header]:

@@ -1,0 +1,35 @@
+"""Which half of the straight-through gradient does the harm: for page and docs."""
+
+from __future__ import annotations
+
+from ematrace.analysis.gap_halves import build_halves
+from ematrace.report.data import ReportData
+from ematrace.report.gap import with_interval
+
+OUTCOMES = {
+    "weights": "the weights of dropped units",
+    "through": "the way through dropped units",
+    "either": "either half is enough",
+    "together": "the two together",
+    "undecided": "undecided",
+    "too few seeds": "too few seeds",
+}
+HEADS = [
+    *("parameters", "learning rate", "into their own weights", "through them", "both"),
+    *("both less the sum", "what does the harm", "seeds"),
+]
+
+
+def halves_rows(data: ReportData) -> tuple[list[str], list[list[str]]] | None:
+    """By size and learning rate, nats on held-out text; None where nothing is recorded."""
+    rows = [
+        [
+            f"{one.parameters / 1e6:.1f}M",
+            f"{one.lr:g}",
+            *(with_interval(cost) for cost in (one.weights, one.through, one.both, one.beyond_sum)),
+            OUTCOMES[one.outcome],
+            str(len(one.seeds)),
+        ]
+        for one in build_halves(data.cells)
+    ]
+    return (HEADS, rows) if rows else None

@@ -1,0 +1,95 @@
+"""Which half of the straight-through gradient does the harm, on cells made by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from cells_support import make_table
+from ematrace.analysis.gap_design import CHAIN
+from ematrace.analysis.gap_halves import BOTH, THROUGH, TRUE, WEIGHTS, build_halves
+from ematrace.ledger import build_ledger, load_claims
+from ematrace.report.data import ReportData
+from ematrace.report.gradient_halves import halves_rows
+from ematrace.report.page import render_report
+from ematrace.results import CellFile
+from gap_support import run
+
+Costs = Mapping[str, Sequence[float]]
+HARM_BELOW: Costs = {WEIGHTS: (0.1, 0.11, 0.1), THROUGH: (0.4, 0.41, 0.4), BOTH: (0.5, 0.5, 0.51)}
+
+
+def runs(costs: Costs, **changes: Any) -> list[CellFile]:
+    """All four arms on seeds 0, 1, ...; the nats are those of all tokens."""
+    base = {TRUE: (0.0,) * len(costs[BOTH]), **costs}
+    return [
+        run(replace(CHAIN[1], ffn=ffn), seed, 4.0 + 0.3 * seed + cost, 4.0 + 0.3 * seed + cost,
+            **{"experiment": "gap_halves", **changes})
+        for ffn, values in base.items()
+        for seed, cost in enumerate(values)
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("costs", "outcome"),
+    [
+        (HARM_BELOW, "through"),
+        ({WEIGHTS: HARM_BELOW[THROUGH], THROUGH: HARM_BELOW[WEIGHTS], BOTH: HARM_BELOW[BOTH]}, "weights"),
+        ({WEIGHTS: (0.4, 0.41, 0.4), THROUGH: (0.45, 0.44, 0.45), BOTH: (0.5, 0.5, 0.51)}, "either"),
+        ({WEIGHTS: (0.1, 0.11, 0.1), THROUGH: (0.15, 0.14, 0.15), BOTH: (0.5, 0.5, 0.51)}, "together"),
+        ({WEIGHTS: (0.1, 0.3, 0.1), THROUGH: (0.1, 0.1, 0.3), BOTH: (0.5, 0.3, 0.4)}, "undecided"),
+        ({name: values[:2] for name, values in HARM_BELOW.items()}, "too few seeds"),
+    ],
+)
+def test_the_plans_rule(costs: Costs, outcome: str) -> None:
+    [found] = build_halves(make_table(*runs(costs)))
+    assert found.outcome == outcome
+    assert [found.weights.values, found.through.values, found.both.values] == [
+        pytest.approx(costs[name]) for name in (WEIGHTS, THROUGH, BOTH)
+    ]
+    rest = [both - one - other for one, other, both in zip(*(costs[n] for n in (WEIGHTS, THROUGH, BOTH)), strict=True)]
+    assert found.beyond_sum.values == pytest.approx(rest)
+
+
+def test_rates_sizes_and_settings_are_kept_apart() -> None:
+    higher = {name: [2 * cost for cost in values] for name, values in HARM_BELOW.items()}
+    small = {name: [3 * cost for cost in values] for name, values in HARM_BELOW.items()}
+    files = [*runs(HARM_BELOW), *runs(higher, lr=0.016), *runs(small, size="small", parameters=3e5)]
+    found = build_halves(make_table(*files))
+    assert [(one.size, one.lr, round(one.both.mean, 2)) for one in found] == [
+        ("small", 0.004, 1.51), ("2m", 0.004, 0.50), ("2m", 0.016, 1.01)
+    ]  # fmt: skip
+    shorter = [file for file in runs(HARM_BELOW, settings={"tokens": 1}) if file.factors["ffn"] == TRUE]
+    others = [file for file in runs(HARM_BELOW) if file.factors["ffn"] != TRUE]
+    assert build_halves(make_table(*shorter, *others)) == []
+
+
+def test_only_seeds_that_all_four_have_count() -> None:
+    lacking = [file for file in runs(HARM_BELOW) if (file.factors["ffn"], file.seed) != (WEIGHTS, 1)]
+    [found] = build_halves(make_table(*lacking))
+    assert found.seeds == (0, 2)
+    assert found.both.values == pytest.approx((0.5, 0.51))
+    assert build_halves(make_table(*(f for f in lacking if f.factors["ffn"] != BOTH))) == []
+
+
+def test_the_page_has_the_table() -> None:
+    table, claims = make_table(*runs(HARM_BELOW)), load_claims()
+    data = ReportData(table, claims, tuple(build_ledger(table, claims)))
+    found = halves_rows(data)
+    assert found is not None
+    heads, [row] = found
+    assert dict(zip(heads, row, strict=True)) == {
+        "parameters": "1.9M",
+        "learning rate": "0.004",
+        "into their own weights": ".103 (.089\u2013.118)",  # 4.303 * .00577 / 3 ** .5
+        "through them": ".403 (.389\u2013.418)",
+        "both": ".503 (.489\u2013.518)",
+        "both less the sum": "\u2212.003 (\u2212.041 to .035)",  # 0, -.02 and .01: 4.303 * .01528 / 3 ** .5
+        "what does the harm": "the way through dropped units",
+        "seeds": "3",
+    }
+    assert "the way through dropped units" in render_report(data)
+    assert halves_rows(ReportData(make_table(), claims, ())) is None
