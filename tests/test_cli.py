@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from rich.console import Console
 
 from cells_support import make_file
 from cli_support import exit_status
-from ematrace.cli.reproduce import experiments_for
+from ematrace.cli.reproduce import Reproduce, experiments_for, reproduce
 from ematrace.ledger import load_claims
 from ematrace.results import Metric, Row, write_file
 from runner_support import files_in, working_in, write_own
@@ -156,7 +157,7 @@ def test_ids_show_these_claims_alone(call, away):
     status, out, _ = call("ledger", "c17", "F05", "C17")
     assert status == 0
     assert [line.split()[0] for line in out.splitlines() if line[:1] in "CF" and line[1:2].isdigit()] == ["C17", "F5"]
-    for part in ("Position alone", "50/50", "✓", "not measured", "ematrace reproduce C17"):
+    for part in ("Position alone", "50/50", "✓", "for 2 of 3 comparisons", "ematrace reproduce C17"):
         assert part in out
     assert "results/local/position/seed-0_cpu.json" in out
     rows = json.loads(call("ledger", "c17", "--json")[1])
@@ -272,7 +273,8 @@ def test_a_claim_that_needs_a_gpu_says_exactly_what_it_needs(call, away, name, l
     assert contents(away) == []
     status, out, err = call("reproduce", name, "--dry-run")
     assert (status, err) == (0, "")
-    assert out.endswith("missing: " + line.removeprefix("error: "))
+    what, command = line.removeprefix("error: ").split(": ")
+    assert f"\nmissing: {what}\ncommand: {command}\n" in out
 
 
 @NO_GPU
@@ -286,7 +288,7 @@ def test_every_command_of_the_ledger_runs_or_says_what_it_needs(call):
         assert status in (0, 2), err
         if status == 0:
             assert err == ""
-            run += [arguments[1]] if out.endswith("missing: nothing\n") else []
+            run += [arguments[1]] if "\nmissing: nothing\n" in out else []
         else:
             needs = ("no experiment tests {} yet", "{} needs a GPU", "{} is not testable here")
             assert err.startswith(tuple(f"error: {text.format(arguments[1])}" for text in needs))
@@ -357,8 +359,20 @@ def test_without_names_what_cannot_run_here_is_left_out_and_said(call, away):
     assert (status, err) == (0, "")
     # 12 experiments, 3 of them on 4 drawn grammars; the gap has 11 arms
     assert "\n34 units to run, 0 already in results/local\n" in out
-    assert "missing: spen_prefill needs a CUDA GPU" in out
-    assert "; spen_streaming needs a CUDA GPU" in out
+    assert "\nmissing: spen_prefill needs a CUDA GPU" in out
+    assert "\n         spen_streaming needs a CUDA GPU" in out
+    assert "\ncommand: ematrace reproduce --scale gpu --data SOURCE\n" in out
+    assert "\nto run  position           0-3    grammar=fully_drawn\n" in out
+
+
+def test_a_dry_run_in_a_terminal_is_a_screenful(away, capsys):
+    write_own(away, widths="list(range(25))")
+    for terminal, rows in ((True, 20), (False, 25)):
+        console = Console(width=80, force_terminal=terminal, color_system=None)
+        reproduce(Reproduce(("./squares.py",), dry_run=True), console, console)
+        out = capsys.readouterr().out
+        assert out.count("\nto run ") == rows
+        assert ("\n5 more units: " in out) == terminal
 
 
 def test_an_experiment_of_ones_own_is_one_file(call, away):

@@ -8,9 +8,10 @@ import pytest
 from rich.console import Console, RenderableType
 
 from cells_support import make_provenance
+from ematrace.experiments import Experiment
 from ematrace.ledger import LedgerRow, PaperFigure, build_ledger, load_claims
 from ematrace.report import ledger_table, verdict_summary
-from ematrace.report.card import claim_card
+from ematrace.report.card import LEGEND, claim_card
 from ematrace.report.formatting import commit_of, fold_paths, hardware_of, interval, number, over_seeds, seed_count
 from ematrace.report.terminal import ledger_overview
 from ematrace.report.verdicts import ours_lines, short_names
@@ -94,13 +95,54 @@ class TestLedger:
 
 
 class TestCard:
-    def test_it_has_every_predicate_and_shows_which_fail(self, cards: dict[str, tuple[LedgerRow, str]]) -> None:
+    def test_it_has_every_measured_predicate_and_shows_which_fail(
+        self, cards: dict[str, tuple[LedgerRow, str]]
+    ) -> None:
         for row, text in cards.values():
             body = text.split("\n", 1)[1]
             signs = {(True, False): "✓", (False, False): "✗", (False, True): "◐", (None, False): "○"}
             for outcome, sign in signs.items():
-                shown = sum((check.holds, check.undecided) == outcome for check in row.checks)
+                measured = [check for check in row.checks if not check.missing]
+                shown = sum((check.holds, check.undecided) == outcome for check in measured)
                 assert body.count(sign) == shown, row.id
+
+    def test_what_is_not_measured_is_said_once(self) -> None:
+        """With the experiment and the command, above everything that is long."""
+        for claim, row in zip(load_claims(), build_ledger(Table(())), strict=True):
+            if not row.checks:
+                continue
+            words = " ".join(text_of(claim_card(row, claim, Table(()))).split())
+            count, experiments = len(row.checks), ", ".join(claim.experiments)
+            said = f"none yet: {count} comparison{'' if count == 1 else 's'} wait{'s' if count == 1 else ''} for "
+            assert f"results {said}" in words
+            assert all(experiment in words.split(said)[1] for experiment in claim.experiments)
+            assert words.count("to run it") == words.count("results none yet") == 1
+            assert words.index(row.command) < words.index(" here ")
+            assert f"why waits for {experiments}" not in words
+            assert LEGEND not in words  # of letters that no number here has
+            assert not {"○", "✓", "✗", "◐", "directions"} & set(words.split(said)[1].split())
+
+    def test_a_part_that_is_measured_is_shown_and_the_other_named(self, cells: Table) -> None:
+        claim = load_claims()["C10"]
+        part = Table(stored for stored in cells.cells if stored.cell.experiment == "trace_probe")
+        [row] = [row for row in build_ledger(part) if row.id == "C10"]
+        text = " ".join(text_of(claim_card(row, claim, part.at(load_claims().defaults))).split())
+        assert "results for 1 of 3 comparisons; the others wait for supervised (BiGRU) to run it" in text
+        assert "figures ✓ SPCN" in text or "figures ✗ SPCN" in text or "figures ◐ SPCN" in text
+        assert "directions" not in text
+        assert text.count("BiGRU") == 3  # in the claim, in what it waits for and in the control
+
+    def test_what_no_run_would_measure_is_said(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        claim, [row] = load_claims()["C10"], [row for row in build_ledger(Table(())) if row.id == "C10"]
+
+        def card(*beyond: str) -> str:
+            monkeypatch.setattr(Experiment, "has_point", lambda self, where, asked: self.name not in beyond)
+            return " ".join(text_of(claim_card(row, claim, Table(()))).split())
+
+        assert "wait for trace_probe, supervised to run it" in card()
+        points = "for points that are in no grid yet to run it"
+        assert f"wait for trace_probe, supervised, 2 of them {points}" in card("supervised")
+        assert f"wait for trace_probe, supervised, all of them {points}" in card("trace_probe", "supervised")
 
     def test_it_names_claim_verdict_figure_evidence_and_command(self, cards: dict[str, tuple[LedgerRow, str]]) -> None:
         for row, text in cards.values():

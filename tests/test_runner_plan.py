@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,7 @@ from ematrace.experiments import EXPERIMENTS, Experiment, Point, factorial
 from ematrace.experiments.__main__ import main, read_request
 from ematrace.experiments.runner import Request, make_plan
 from ematrace.experiments.runner import plan as planning
+from ematrace.experiments.runner.listing import unit_lines
 from ematrace.experiments.runner.request import change_settings
 from ematrace.experiments.runner.units import Unit, expected_seconds, jobs_of, phases_of
 from runner_support import working_in, write_own
@@ -219,6 +222,18 @@ def test_scales(monkeypatch):
     assert scales("any") == ["cpu", "gpu"]
 
 
+def test_points_of_a_scale():
+    def grid(scale, seeds):
+        yield Point({"size": "2m" if scale == "gpu" else "toy"})
+
+    experiment = Experiment("x", "x", grid, lambda ctx, size: {}, needs="any")
+    assert experiment.has_point({"size": "2m", "slice": "all"}, "gpu")  # slices are rows'
+    assert not experiment.has_point({"size": "2m"}, "cpu")
+    assert not experiment.has_point({"size": "7m"}, "gpu")
+    assert experiment.is_toy_for({"size": "2m"})
+    assert not experiment.is_toy_for({"size": "toy"})
+
+
 def missing(monkeypatch, gpu: bool, *names: str, **options) -> str:
     monkeypatch.setattr(planning, "_sees_gpu", lambda request: gpu)
     plan = make_plan(Request(names, **options))
@@ -239,14 +254,24 @@ def test_what_is_missing_is_said_with_the_command_that_has_it(monkeypatch, away)
     )
     assert missing(monkeypatch, True, "spen_training", scale="gpu", data="a.txt") == ""
     line = missing(monkeypatch, True, "spen_training", scale="gpu", data="nowhere.txt")
-    assert line.startswith("spen_training needs readable text (nowhere.txt: ")
-    assert line.endswith("ematrace reproduce spen_training --scale gpu --data nowhere.txt")
+    assert line == "spen_training needs readable text (nowhere.txt: no such file or folder)"
     assert missing(monkeypatch, False, "position") == ""
     options = {"seeds": 3, "only": ("preset=spen-130m",), "settings": ("tokens=1e6",), "jobs": 2, "fresh": True}
     assert missing(monkeypatch, True, "spen_training", **options).endswith(
         "ematrace reproduce spen_training --scale gpu --seeds 3 --data SOURCE --only preset=spen-130m "
         "--settings tokens=1e6 --jobs 2 --fresh"
     )
+
+
+def test_no_command_where_it_would_be_the_one_that_was_typed(monkeypatch, away):
+    (away / "a.txt").write_text("text")
+    line = "spen_training needs a CUDA GPU (torch sees none here)"
+    assert missing(monkeypatch, False, "spen_training", scale="gpu", data="a.txt") == line
+    plan = make_plan(Request(("spen_training",), scale="gpu", data="a.txt", dry_run=True))
+    assert f"missing: {line}\n\n" in plan.describe(["spen_training"])
+    assert "ematrace reproduce" not in plan.describe(["spen_training"])
+    two = missing(monkeypatch, False, "spen_training", "spen_streaming", scale="gpu")  # text is not said yet
+    assert two.endswith(": ematrace reproduce spen_training spen_streaming --scale gpu --data SOURCE")
 
 
 def test_an_option_without_effect_is_refused():
@@ -271,7 +296,7 @@ def test_without_missing_keeps_what_can_run(monkeypatch):
 
 def test_dry_run_says_counts_time_and_what_is_missing(away, capsys, monkeypatch):
     write_own(away, widths="[2, 3, 4]", options="seconds=40")
-    monkeypatch.setattr(planning, "_is_there", lambda unit, out: unit.seed == 1)
+    monkeypatch.setattr(planning, "_is_there", lambda unit, out: (unit.experiment, unit.seed) == ("squares", 0))
     with pytest.raises(SystemExit) as done:
         main(["./squares.py", "--seeds", "2", "--jobs", "2", "--dry-run", "--out", "here"])
     assert done.value.code == 0
@@ -281,15 +306,104 @@ def test_dry_run_says_counts_time_and_what_is_missing(away, capsys, monkeypatch)
         "3 units to run, 3 already in here",
         "expected time: about 1 min 20 s in 2 processes",
         "missing: nothing",
+        "",
+        "state   experiment  seeds  factors that differ",
+        *(f"to run  squares     1      width={width}" for width in (2, 3, 4)),
+        *(f"there   squares     0      width={width}" for width in (2, 3, 4)),
     ]
     assert not (away / "here").exists()
     monkeypatch.setattr(planning, "_sees_gpu", lambda request: False)
     with pytest.raises(SystemExit) as done:
         main(["spen_streaming", "--dry-run"])
     assert done.value.code == 0
-    assert capsys.readouterr().out.splitlines()[-1] == (
-        "missing: spen_streaming needs a CUDA GPU (torch sees none here): ematrace reproduce spen_streaming --scale gpu"
-    )
+    assert capsys.readouterr().out.splitlines()[4:] == [
+        "missing: spen_streaming needs a CUDA GPU (torch sees none here)",
+        "command: ematrace reproduce spen_streaming --scale gpu",
+        "",
+        "state   experiment      seeds",
+        "to run  spen_streaming  0",
+    ]
+
+
+def listed(points: list[tuple[dict, int]], width: int | None = None) -> list[str]:
+    return unit_lines([unit_of("x", "x", 1, factors=factors, seed=seed) for factors, seed in points], (), width)
+
+
+def test_every_unit_is_listed_once_where_there_is_no_terminal():
+    """By the factors that vary, which lead back to exactly these units."""
+    request = Request(("gap_predictors", "gap"), scale="gpu", data="a.txt")
+    units = make_plan(request).units
+    heading, *lines = unit_lines(units, units[:2])
+    assert heading.split() == ["state", "experiment", "seeds", "factors", "that", "differ"]
+    found = []
+    for line in lines:
+        state, (experiment, seeds, *factors) = line[:6], shlex.split(line[6:])
+        first, _, last = seeds.partition("-")
+        for seed in range(int(first), int(last or first) + 1):
+            chosen = planning._only(
+                units, replace(request, only=(f"experiment={experiment}", f"seed={seed}", *factors))
+            )
+            assert len(chosen) == 1
+            assert (chosen[0] in units[:2]) == (state == "there ")
+            found += chosen
+    assert Counter(found) == Counter(units)
+    assert all("size=" not in line for line in lines if " gap " in line)  # which does not vary
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_in_a_terminal_the_list_is_a_screenful_of_lines_that_fit(width):
+    units = make_plan(Request(("gap",), scale="gpu", data="a.txt")).units
+    lines = unit_lines(units, (), width)
+    assert max(map(len, lines)) <= width
+    shown = [line for line in lines if line.startswith("to run")]
+    assert len(shown) == 20
+    assert lines[-1] == f"{len(units) - 20 * 5} more units: `| less` at the end shows all, --only a part"
+    rows = unit_lines(units, ())
+    assert len(rows) == 1 + len(units) / 5
+    assert not any("more units" in row for row in rows)
+
+
+def test_what_most_rows_have_is_said_once_where_they_are_too_long():
+    points = [({"context": c, "norm": "algorithm1", "rate": r}, 0) for c, r in (("ema", 1), ("ema", 2), ("none", 1))]
+    assert listed(points, 53) == [
+        "state   experiment  seeds  factors that differ",
+        "to run  x           0      context=ema rate=1",
+        "to run  x           0      context=ema rate=2",
+        "to run  x           0      context=none rate=1",
+    ]
+    assert listed(points, 45) == [
+        "x, where a row says nothing else: context=ema",
+        "  rate=1",
+        "state   experiment  seeds  factors that",
+        "                           differ",
+        "to run  x           0",
+        "to run  x           0      rate=2",
+        "to run  x           0      context=none",
+    ]
+
+
+def test_a_factor_that_not_all_units_have_is_named_where_it_is():
+    assert listed([({}, 0), ({"part": "threads"}, 0), ({"part": "threads"}, 1)])[1:] == [
+        "to run  x           0",
+        "to run  x           0-1    part=threads",
+    ]
+    assert listed([({"part": "threads"}, 0), ({}, 0)], 30)[-3:] == [
+        "to run  x           0",
+        "                           part=threads",
+        "to run  x           0",
+    ]
+    assert listed([]) == []
+
+
+def test_a_terminal_is_told_from_a_pipe(away, capsys, monkeypatch):
+    write_own(away, widths="list(range(25))")
+    for terminal, rows in ((True, 20), (False, 25)):
+        monkeypatch.setattr("sys.stdout.isatty", lambda terminal=terminal: terminal)
+        with pytest.raises(SystemExit):
+            main(["./squares.py", "--dry-run"])
+        out = capsys.readouterr().out
+        assert out.count("\nto run ") == rows
+        assert ("\n5 more units: " in out) == terminal
 
 
 def test_what_is_missing_ends_a_run_with_code_2(capsys, monkeypatch, away):

@@ -55,7 +55,8 @@ def reproduce(command: Reproduce, console: Console, error_console: Console) -> N
     if not command.names:
         plan = plan.without_missing()
     if command.dry_run:
-        console.print(plan.describe(command.names), soft_wrap=True, markup=False, highlight=False)
+        width = console.width if console.is_terminal else None
+        console.print(plan.describe(command.names, width), soft_wrap=True, markup=False, highlight=False)
         return
     if plan.missing and command.names:
         raise ValueError(plan.needs_text(command.names))

@@ -9,6 +9,7 @@ takes the commit from EMATRACE_COMMIT.
 from __future__ import annotations
 
 import argparse
+import shutil
 import signal
 import sys
 import time
@@ -63,7 +64,8 @@ def reproduce(request: Request) -> int:
     """Run what is not there yet, with a line for each unit that is done."""
     plan = make_plan(request)
     if request.dry_run:
-        print(plan.describe(request.names))
+        width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+        print(plan.describe(request.names, width))
         return 0
     if plan.missing:
         raise ValueError(plan.needs_text(request.names))

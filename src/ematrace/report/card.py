@@ -13,6 +13,7 @@ from ematrace.ledger import Check, Claim, Direction, LedgerRow, PaperFigure, tol
 from ematrace.report.formatting import digits, fold_paths, interval, number, plural
 from ematrace.report.verdicts import (
     ALWAYS_NAMED,
+    MAX_BARE,
     local_agreement,
     look_of,
     ours_lines,
@@ -50,25 +51,29 @@ def _lines(row: LedgerRow, claim: Claim, cells: Results) -> Iterator[tuple[str, 
     if not claim.selectors and not claim.not_testable:
         yield "", Text("no experiment tests it yet")
         return
-    if why := why_undecided(row):
+    names = dict(zip(claim.selectors, short_names(claim.selectors), strict=True))
+    waits = _waits(row, names)
+    if (why := why_undecided(row)) and not (waits and row.verdict == "open"):
         yield "why", Text(why)
+    if waits:
+        yield "results", Text(waits)
+        yield "to run it", Text(row.command)
     for files in _ambiguous(claim, cells):
         yield "left out", Text(files)
-    names = dict(zip(claim.selectors, short_names(claim.selectors), strict=True))
-    if claim.direction:
-        checks = row.checks[: len(claim.direction)]
-        yield "directions", _table(_direction(d, c, names) for d, c in zip(claim.direction, checks, strict=True))
-    if claim.figure:
-        checks = row.checks[len(claim.direction) :]
-        shown = short_names(claim.figure)
-        yield "figures", _table(_figure(f, c, n) for f, c, n in zip(claim.figure, checks, shown, strict=True))
+    checks = row.checks[: len(claim.direction)]
+    if measured := [(d, c) for d, c in zip(claim.direction, checks, strict=True) if not c.missing]:
+        yield "directions", _table(_direction(d, c, names) for d, c in measured)
+    checks = row.checks[len(claim.direction) :]
+    of_figures = zip(claim.figure, checks, short_names(claim.figure), strict=True)
+    if found := [(f, c, name) for f, c, name in of_figures if not c.missing]:
+        yield "figures", _table(_figure(f, c, name) for f, c, name in found)
     if claim.note:
         yield "note", Text(claim.note)
     if claim.written:
         yield "written", Text(claim.written)
     if row.fitted and row.figure:
         yield "", Text("the grammar was chosen knowing this figure", style="dim")
-    if any(LETTERS.fullmatch(word) for name in names.values() for word in name.split()):
+    if row.ours and any(LETTERS.fullmatch(word) for name in names.values() for word in name.split()):
         yield "", Text(LEGEND, style="dim")
     if row.robustness is not None:
         holds, conditions = row.robustness.all.holds, row.robustness.all.conditions
@@ -78,7 +83,7 @@ def _lines(row: LedgerRow, claim: Claim, cells: Results) -> Iterator[tuple[str, 
     yield "here", _here(row, claim, cells)
     if row.evidence:
         yield "evidence", Text("\n".join(fold_paths(row.evidence)))
-    if claim.selectors:
+    if claim.selectors and not waits:
         yield "to run it", Text(row.command)
 
 
@@ -91,6 +96,33 @@ def _ours(row: LedgerRow, claim: Claim, cells: Results) -> Text:
     counts = [" and ".join([*map(str, fewer), plural(most, "seed")])] if row.n_seeds else []
     scale = [row.scale.upper()] if row.scale in SCALES else [f"{row.scale} scale"] if row.scale else []
     return Text("\n".join([*found, ", ".join(counts + scale)]).strip("\n"))
+
+
+def _waits(row: LedgerRow, names: dict[Selector, str]) -> str:
+    """How many comparisons have results, and what the others wait for; nothing where all have."""
+    waiting = [check.missing for check in row.checks if check.missing]
+    if not waiting:
+        return ""
+    missing = [selector for selector in names if any(str(selector) in texts for texts in waiting)]
+    experiments = ", ".join(dict.fromkeys(selector.experiment for selector in missing))
+    known, of = len(row.checks) - len(waiting), plural(len(row.checks), "comparison")
+    others, wait = ("the other", "waits") if len(waiting) == 1 else ("the others", "wait")
+    shown = f"for {known} of {of}; {others} {wait}" if known else f"none yet: {of} {wait}"
+    shown += f" for {experiments}"
+    if known and len(missing) <= MAX_BARE:
+        shown += f" ({', '.join(names[selector] for selector in missing)})"
+    beyond = {str(selector) for selector in missing if not _has_point(selector)}
+    if count := sum(not beyond.isdisjoint(texts) for texts in waiting):
+        shown += f", {'all' if count == len(waiting) else count} of them for points that are in no grid yet"
+    return shown
+
+
+def _has_point(selector: Selector) -> bool:
+    """Whether a run of the experiment would measure it; of one that is not the package's own, nobody knows."""
+    from ematrace.experiments import EXPERIMENTS
+
+    known = set(EXPERIMENTS)  # names alone: a look at one of them imports torch
+    return selector.experiment not in known or EXPERIMENTS[selector.experiment].has_point(selector.where, "gpu")
 
 
 def _ambiguous(claim: Claim, cells: Results) -> list[str]:

@@ -14,6 +14,7 @@ from typing import Any
 
 from ematrace.experiments.base import NO_DEFAULT, Experiment, Grid, Point
 from ematrace.experiments.discovery import EXPERIMENTS, find_experiment, is_own
+from ematrace.experiments.runner.listing import assigned, unit_lines, wrapped
 from ematrace.experiments.runner.request import ROBUSTNESS, Request, change_settings, setting_names
 from ematrace.experiments.runner.units import Phase, Unit, expected_seconds, phases_of, shard_of
 from ematrace.names import did_you_mean, parse_assignments
@@ -35,6 +36,9 @@ class Plan:
     3 units to run, 0 already in nowhere
     expected time: about 3 s in 1 process
     missing: nothing
+    <BLANKLINE>
+    state   experiment  seeds
+    to run  position    0-2
     """
 
     request: Request
@@ -52,15 +56,21 @@ class Plan:
         return replace(self, units=tuple(unit for unit in self.units if unit.experiment not in self.missing))
 
     def needs_text(self, asked: Sequence[str]) -> str:
-        """One line: what is missing, and the command with everything in it that can be said; `asked` are its names."""
+        """One line: what is missing, then the command if there is one; `asked` are the names that were typed."""
+        command = self._filled_in(asked)
+        return "; ".join(self._needs()) + (f": {command}" if command else "")
+
+    def _needs(self) -> list[str]:
+        return [f"{name} needs {' and '.join(need.what for need in needs)}" for name, needs in self.missing.items()]
+
+    def _filled_in(self, asked: Sequence[str]) -> str:
+        """The command with every option that says where something missing is; nothing if that is what was typed."""
         options: dict[str, Any] = {}
-        lines = []
-        for experiment, needs in self.missing.items():
-            lines.append(f"{experiment} needs {' and '.join(need.what for need in needs)}")
-            for need in needs:
-                options |= need.options
-        wanted = replace(self.request, names=tuple(asked), **options)
-        return f"{'; '.join(lines)}: {shlex.join([*COMMAND.split(), *wanted.words()])}"
+        for need in (need for needs in self.missing.values() for need in needs):
+            options |= need.options
+        typed = replace(self.request, names=tuple(asked))
+        wanted = replace(typed, **options)
+        return "" if wanted == typed else shlex.join([*COMMAND.split(), *wanted.words()])
 
     @property
     def expected_seconds(self) -> float:
@@ -82,20 +92,24 @@ class Plan:
         most = max(min(phase.workers, len(phase.jobs)) for phase in self._phases)
         return f"about {duration(self.expected_seconds)} in {most} {'process' if most == 1 else 'processes'}"
 
-    def describe(self, asked: Sequence[str]) -> str:
-        """What would run, in lines for people."""
+    def describe(self, asked: Sequence[str], width: int | None = None) -> str:
+        """What would run, in lines for people: how much, what is missing, then the units; `width` is a terminal's."""
         to_run = Counter(unit.experiment for unit in self.to_run)
         there = Counter(unit.experiment for unit in self.there)
-        width = max((len(name) for name in (*to_run, *there)), default=0)
-        lines = [f"{'experiment':{max(width, 10)}}  to run  there  seconds each"] if self.units else []
+        size = max((len(name) for name in (*to_run, *there)), default=0)
+        lines = [f"{'experiment':{max(size, 10)}}  to run  there  seconds each"] if self.units else []
         for name in dict.fromkeys(unit.experiment for unit in self.units):
             each = max(unit.seconds for unit in self.units if unit.experiment == name)
-            lines.append(f"{name:{max(width, 10)}}  {to_run[name]:6}  {there[name]:5}  {each:12.0f}")
+            lines.append(f"{name:{max(size, 10)}}  {to_run[name]:6}  {there[name]:5}  {each:12.0f}")
         lines.append(f"{_units(len(self.to_run))} to run, {len(self.there)} already in {self.request.out}")
         if self.to_run:
             lines.append(f"expected time: {self._time()}")
-        lines.append(f"missing: {self.needs_text(asked)}" if self.missing else "missing: nothing")
-        return "\n".join(lines)
+        for i, what in enumerate(self._needs() or ["nothing"]):
+            lines += wrapped(f"{' ' * 9 if i else 'missing: '}{what}", width, 9)
+        if command := self._filled_in(asked):
+            lines.append(f"command: {command}")
+        units = unit_lines(self.units, self.there, width)
+        return "\n".join([*lines, *([""] if units else []), *units])
 
 
 @dataclass(frozen=True)
@@ -231,14 +245,13 @@ def _command(
         words.append(f"--data {shlex.quote(request.data)}")
     if seeds != experiment.seeds or name == ROBUSTNESS:
         words.append(f"--seeds {seeds}")
-    only = [f"experiment={experiment.name}"] if name == ROBUSTNESS else []
-    for factor, value in point.factors.items():
-        if any(other.factors.get(factor) != value and other.seed == point.seed for other in points):
-            only.append(f"{factor}={value if isinstance(value, str) else json.dumps(value)}")
+    only: dict[str, Any] = {"experiment": experiment.name} if name == ROBUSTNESS else {}
+    beside = [other.factors for other in points if other.seed == point.seed]
+    only |= {n: v for n, v in point.factors.items() if any(factors.get(n) != v for factors in beside)}
     if any(other.seed != point.seed for other in points):
-        only.append(f"seed={point.seed}")
+        only["seed"] = point.seed
     if only:
-        words.append(f"--only {shlex.join(only)}")
+        words.append(f"--only {assigned(only)}")
     if settings:
         words.append(f"--settings {shlex.join(settings)}")
     return " ".join([*words, "--fresh"])

@@ -49,7 +49,7 @@ class Request:
     engine: Literal["local", "ray"] = _option("local", "ray runs on the cluster of RAY_ADDRESS, else on this machine.")
     fresh: bool = _option(False, "Measure again what is there already.")
     out: Path = _option(LOCAL, "Folder of the result files.")  # noqa: RUF009 - a Path does not change
-    dry_run: bool = _option(False, "Only say what would run, how long it would take and what is missing.")
+    dry_run: bool = _option(False, "Only list what would run, how long it would take and what is missing.")
 
     def check(self) -> None:
         """ValueError for what no request can mean."""
