@@ -18,6 +18,7 @@ from ematrace.report.gap_findings import (
     split_rows,
 )
 from ematrace.report.gradient_cost import gradient_rows, gradient_share_rows, verdict_lines
+from ematrace.report.learning_rates import best_rate_rows
 
 
 @table("gap-findings")
@@ -43,6 +44,11 @@ def gap_gradient_share(data: ReportData, block: str) -> str:
 @table("gap-gradient", "gap_units", "gap_kept")
 def gap_gradient(data: ReportData, block: str) -> str:
     return "".join(f"- {line}\n" for line in verdict_lines(data)) or f"{NOT_RECORDED}\n"
+
+
+@table("gap-rates")
+def gap_rates(data: ReportData, block: str) -> str:
+    return _table_of(best_rate_rows(data.cells))
 
 
 @table("gap-details")

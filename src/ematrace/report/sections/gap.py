@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
-from statistics import fmean, median
+from statistics import median
 
 from markupsafe import Markup
 
@@ -18,10 +18,11 @@ from ematrace.analysis.gap_design import (
     JOINED_NAME,
     LEARNED,
     PLAYER_NAMES,
+    SIZES,
     SPLIT_NAMES,
     ArmFactors,
 )
-from ematrace.analysis.gap_scores import EXPERIMENT, MAIN, SWEEP, sweeps
+from ematrace.analysis.gap_scores import EXPERIMENT
 from ematrace.report.data import ReportData
 from ematrace.report.formatting import interval, number, over_seeds, plural
 from ematrace.report.gap import (
@@ -37,6 +38,7 @@ from ematrace.report.gap import (
 )
 from ematrace.report.gap_findings import second_rows
 from ematrace.report.gradient_cost import gradient_rows, gradient_share_rows, verdict_lines
+from ematrace.report.learning_rates import sweep_rows, sweeps_at
 from ematrace.report.parts import Block, Content, DataTable, Fold, Paragraph, code, plain_table
 from ematrace.report.sections.gap_trend import trend
 from ematrace.report.tables import Header, measure_table
@@ -359,16 +361,11 @@ def second_table(gap: GapData) -> Content | None:
 
 def _rates(data: ReportData) -> Iterator[Content]:
     """The whole sweep, arm by arm."""
-    swept = sweeps(data.cells, MAIN)
-    if not swept:
-        return
-    rates = sorted({rate for sweep in swept.values() for rate in sweep.curve})
-    rows = []
-    for arm, sweep in swept.items():
-        shown = [number(fmean(sweep.curve[rate].values()), 3) if rate in sweep.curve else "–" for rate in rates]
-        rows.append([arm.text, *shown, f"{sweep.best:g}{f' ({sweep.obstacle})' if sweep.obstacle else ''}"])
-    heads = ["arm", *(f"{rate:g}" for rate in rates), "best"]
-    table = plain_table(heads, rows, "Nats by learning rate, on the half of the held-out text that rates are chosen on")
-    settled = sum(sweep.obstacle is None for sweep in swept.values())
-    summary = f"Learning rates ({SWEEP}): {plural(len(rows), 'arm')}, of {settled} the best rate is settled"
-    yield Fold(summary, [table])
+    for size in SIZES:
+        if (found := sweep_rows(data.cells, size)) is None:
+            continue
+        heads, rows = found
+        settled = sum(sweep.obstacle is None for sweep in sweeps_at(data.cells, size).values())
+        caption = "Nats by learning rate, on the half of the held-out text that rates are chosen on"
+        summary = f"Learning rates at {size}: {plural(len(rows), 'arm')}, of {settled} the best rate is settled"
+        yield Fold(summary, [plain_table(heads, [[*row] for row in rows], f"{caption}, at {size}")])

@@ -1,0 +1,52 @@
+"""The learning rates that were tried, and the best ones: for page and docs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ematrace.analysis.gap_design import SIZES, ArmFactors
+from ematrace.analysis.gap_scores import MAIN, SWEEP, sweeps
+from ematrace.analysis.gap_trend import SIZE_SWEEP
+from ematrace.analysis.rates import Sweep
+from ematrace.report.formatting import number
+from ematrace.results import Table
+
+Rows = tuple[list[str], list[list[str]]]
+
+
+def sweeps_at(cells: Table, size: str) -> Mapping[ArmFactors, Sweep]:
+    return sweeps(cells, size, SWEEP if size == MAIN else SIZE_SWEEP)
+
+
+def sweep_rows(cells: Table, size: str) -> Rows | None:
+    """Nats at every rate, arm by arm; None where nothing was swept."""
+    swept = sweeps_at(cells, size)
+    rates = sorted({rate for sweep in swept.values() for rate in sweep.curve})
+    rows = []
+    for arm, sweep in swept.items():
+        shown = [number(sweep.means[rate], 3) if rate in sweep.curve else "–" for rate in rates]
+        rows.append([arm.text, *shown, f"{sweep.best:g}{f' ({sweep.obstacle})' if sweep.obstacle else ''}"])
+    return (["arm", *(f"{rate:g}" for rate in rates), "best"], rows) if rows else None
+
+
+def best_rate_rows(cells: Table) -> Rows | None:
+    """For every size and arm the best rate, its nats, and those at the rates beside it."""
+    rows = []
+    for size in SIZES:
+        for arm, sweep in sweeps_at(cells, size).items():
+            rates = sorted(sweep.curve)
+            at = rates.index(sweep.best)
+            below, above = rates[at - 1] if at else None, rates[at + 1] if at + 1 < len(rates) else None
+            best = f"{sweep.best:g}{'' if sweep.obstacle is None else ', not settled'}"
+            nats = [_at(sweep, rate) for rate in (below, sweep.best, above)]
+            rows.append([size, arm.text, f"{rates[0]:g} to {rates[-1]:g}", best, *nats])
+    heads = ["size", "arm", "rates tried", "best rate", "nats at half of it", "nats at it", "nats at double"]
+    return (heads, rows) if rows else None
+
+
+def _at(sweep: Sweep, rate: float | None) -> str:
+    """With the number of seeds where it is not one."""
+    if rate is None:
+        return "–"
+    seeds = len(sweep.curve[rate])
+    return number(sweep.means[rate], 3) + (f" ({seeds} seeds)" if seeds > 1 else "")
