@@ -9,16 +9,22 @@ from typing import Any
 import pytest
 from scipy.stats import ttest_ind
 
-from cells_support import make_table
+from cells_support import make_file, make_table
 from ematrace.analysis.gap_design import CHAIN, ArmFactors, kept_units
 from ematrace.analysis.gap_trend import CONTRASTS, GRADIENT
 from ematrace.analysis.gradient_cost import GradientCost, costs_at_one_width, costs_by_size, judge_kept, judge_units
 from ematrace.ledger import build_ledger, load_claims
 from ematrace.report.data import ReportData
 from ematrace.report.findings import gap_finding
-from ematrace.report.gradient_cost import gradient_rows, gradient_sentence, gradient_share_rows, verdict_lines
+from ematrace.report.gradient_cost import (
+    gradient_rows,
+    gradient_sentence,
+    gradient_share_rows,
+    start_rows,
+    verdict_lines,
+)
 from ematrace.report.page import render_report
-from ematrace.results import CellFile, Sample
+from ematrace.results import CellFile, Metric, Row, Sample
 from gap_support import ARMS, run, sweep
 
 SPEN, MASKED = CONTRASTS[GRADIENT]
@@ -260,3 +266,28 @@ def test_the_page_says_it_after_the_parts_and_larger_models_with_enough_seeds() 
 def test_the_main_size_is_not_among_the_larger_ones() -> None:
     main = pair((0.5, 0.6, 0.7), experiment="gap_sizes")
     assert costs_by_size(make_table(*main, *SWEPT), "validation") == []
+
+
+def test_before_training_beside_the_cost_after_it() -> None:
+    """By share, then by units; where nothing was trained there is no cost."""
+    cosines = {(512, 31): (0.5, 0.52, 0.54), (3072, 184): (0.4, 0.4, 0.43), (3072, 31): (0.1, 0.1, 0.13)}
+    start = [
+        make_file(
+            Row({"part": "all"}, {"cosine": Metric(value), "norm_ratio": Metric(1 / value)}),
+            Row({"part": "W_up"}, {"cosine": Metric(0.9), "norm_ratio": Metric(9.0)}),
+            experiment="gap_start", seed=seed, factors={"units": units, "k": k},
+        )
+        for (units, k), values in cosines.items()
+        for seed, value in enumerate(values)
+    ]  # fmt: skip
+    wider = pair((-0.04,), 2.0, size="130m", experiment="gap_130m", parameters=130e6, lr=0.000667)  # keeps 184, too
+    found = start_rows(data_of(*start, *of_units(), *wider, *SWEPT))
+    assert found is not None
+    heads, rows = found
+    assert heads[:2] == ["units kept", "share"]
+    assert [(row[0], row[1], row[2].split(" ")[0], row[4].split(" ")[0]) for row in rows] == [
+        ("31 of 3,072", "1%", ".110", "\u2013"),
+        ("31 of 512", "6%", ".520", ".900"),
+        ("184 of 3,072", "6%", ".410", ".133"),
+    ]
+    assert start_rows(data_of(*of_units(), *SWEPT)) is None

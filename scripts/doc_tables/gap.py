@@ -17,7 +17,7 @@ from ematrace.report.gap_findings import (
     share_rows,
     split_rows,
 )
-from ematrace.report.gradient_cost import gradient_rows, gradient_share_rows, verdict_lines
+from ematrace.report.gradient_cost import gradient_rows, gradient_share_rows, start_rows, verdict_lines
 from ematrace.report.learning_rates import best_rate_rows
 
 
@@ -39,6 +39,11 @@ def readme_gradient(data: ReportData, block: str) -> str:
 @table("gap-gradient-share", "gap", "gap_units", "gap_sizes")
 def gap_gradient_share(data: ReportData, block: str) -> str:
     return _table_of(gradient_share_rows(data))
+
+
+@table("gap-start", "gap_start")
+def gap_start(data: ReportData, block: str) -> str:
+    return _table_of(start_rows(data))
 
 
 @table("gap-gradient", "gap_units", "gap_kept")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -21,7 +22,7 @@ from ematrace.analysis.gradient_cost import (
 from ematrace.report.data import ReportData
 from ematrace.report.formatting import interval, number, plural
 from ematrace.report.gap import listed, share_text, text_name, with_interval
-from ematrace.results import Sample
+from ematrace.results import Factors, Sample, Selector
 
 OUTCOMES = {
     "units": "under the plan's rule, more units are enough for that, at the same width",
@@ -35,6 +36,7 @@ KEPT_OUTCOMES = {
     "undecided": "whether the {} kept matters is undecided",
     "too few seeds": f"the plan judges it from {LEAST_SEEDS} seeds on",
 }
+START = "gap_start"
 HEADS = ("parameters", "width", "units kept", "tokens per parameter")
 
 
@@ -159,6 +161,25 @@ def gradient_share_rows(data: ReportData) -> tuple[list[str], list[list[str]]] |
             rows.append([*about, nats_text(one.differences[WHOLE]), nats_text(part.part), share_text(part), str(seeds)])
     heads = ["parameters", "tokens per parameter", "text", "SPEN's block to GPT-2's", "the gradient's cost", "share"]
     return ([*heads, "seeds"], sorted(rows, key=lambda row: float(row[0][:-1]))) if rows else None
+
+
+def start_rows(data: ReportData) -> tuple[list[str], list[list[str]]] | None:
+    """By the share of units kept: the two gradients before training, and the cost after it on held-out text."""
+    costs = data.derived(GradientCosts).by_text.get("validation", [])
+    cost_of = {(cost.units, cost.kept): cost for cost in costs if cost.experiment in (BY_UNITS, BY_KEPT)}
+    found = []
+    for units, k in itertools.product(data.table.values_of(START, "units"), data.table.values_of(START, "k")):
+        where: Factors = {"units": units, "k": k, "part": "all"}
+        samples = [data.sample(Selector(START, metric, where)) for metric in ("cosine", "norm_ratio")]
+        if all(sample is not None and sample.known for sample in samples):
+            found.append((int(k) / int(units), int(units), int(k), samples))
+    rows = []
+    for share, units, k, samples in sorted(found, key=lambda row: (round(row[0], 2), row[1])):
+        shown = [with_interval(sample, places) for sample, places in zip(samples, (3, 2), strict=True) if sample]
+        cost = cost_of.get((units, k))
+        rows.append([f"{k} of {units:,}", f"{share:.0%}", *shown, "–" if cost is None else nats_text(cost.nats)])
+    heads = ["units kept", "share", "cosine to the true gradient", "norm over the true one's", "cost after training"]
+    return (heads, rows) if rows else None
 
 
 def nats_text(sample: Sample) -> str:

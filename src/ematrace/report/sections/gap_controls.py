@@ -11,6 +11,7 @@ from ematrace.report.charts import Line, LineChart, Point, linear_axis, log_axis
 from ematrace.report.data import ReportData
 from ematrace.report.formatting import number, over_seeds
 from ematrace.report.gap import text_name, with_interval
+from ematrace.report.gradient_cost import start_rows
 from ematrace.report.gradient_halves import halves_rows
 from ematrace.report.parts import Block, Content, DataTable, Paragraph, plain_table
 from ematrace.report.tables import Header, measure_table
@@ -120,17 +121,18 @@ def sparsity(data: ReportData) -> Sequence[Content | None]:
         measure_table(data, rows, columns, "Units kept and load balance"),
         measure_table(data, _wide(data), columns, "More units at one width, 6% of them kept"),
     ]
-    return [chart, *tables, _halves(data), *_gradient_parts(data)]
+    return [chart, *tables, *_causes(data), *_gradient_parts(data)]
 
 
-def _halves(data: ReportData) -> Content | None:
-    """Which half of the straight-through gradient does the harm."""
-    if (found := halves_rows(data)) is None:
-        return None
-    heads, rows = found
-    return plain_table(
-        heads, [[*row] for row in rows], "Nats that dropped units' gradient costs: into their weights, and through them"
-    )
+def _causes(data: ReportData) -> Iterator[Content]:
+    """How far the gradients are apart before training, and which half of the straight-through one does the harm."""
+    for found, caption in (
+        (start_rows(data), "Straight-through and true gradient before training, by the units kept"),
+        (halves_rows(data), "Nats that dropped units' gradient costs: into their weights, and through them"),
+    ):
+        if found is not None:
+            heads, rows = found
+            yield plain_table(heads, [[*row] for row in rows], caption)
 
 
 def _wide(data: ReportData) -> list[Header]:
