@@ -20,6 +20,7 @@ from ematrace.report.gradient_cost import (
     gradient_rows,
     gradient_sentence,
     gradient_share_rows,
+    share_sentence,
     start_rows,
     verdict_lines,
 )
@@ -200,6 +201,11 @@ def test_the_gradients_share_of_the_distance_at_each_size() -> None:
         *(("1.9M", text, "1.001", ".601", "60.0%", "3") for text in ("held-out text", "WikiText-2", "C4")),
         *(("7.0M", text, ".501", ".101", "20.2%", "3") for text in ("held-out text", "WikiText-2", "C4")),
     ]
+    assert share_sentence(data_of(*main, *of_units, *larger)) == (
+        "Of the distance to GPT-2's block on held-out text, WikiText-2 and C4, that gradient is 60%, 60% and 60% at "
+        "1.9M parameters; 20%, 20% and 20% at 7.0M parameters, in SPEN's own block."
+    )
+    assert share_sentence(data_of(*main, *of_units)) == ""  # nothing to compare it with
 
 
 def test_unpaired_by_welch() -> None:
@@ -251,10 +257,11 @@ def test_the_page_says_it_after_the_parts_and_larger_models_with_enough_seeds() 
     data = data_of(*chain, *sweep(ARMS), *of_units(), *larger, *own, *largest)
     finding = gap_finding(data)
     assert finding is not None
-    starts = ["From SPEN's block", "Averaged over the orders", "The straight-through gradient", "With a dense layer"]
+    starts = ["From SPEN's block", "Averaged over the orders", "At 130.0M parameters", "The straight-through gradient"]
+    starts.append("With a dense layer")
     assert [point[: len(start)] for point, start in zip(finding.points, starts, strict=True)] == starts
-    assert "; .31 at 7M parameters, which keep 61 (held-out text). At 130.0M parameters, " in finding.points[2]
-    assert "-.04 at 130M" not in finding.points[2].replace("\u2212", "-")
+    assert "; .31 at 7M parameters, which keep 61 (held-out text)." in finding.points[3]
+    assert "-.04 at 130M" not in finding.points[3].replace("\u2212", "-")
     page = unescape(render_report(data))
     assert [line for line in verdict_lines(data) if line not in page] == []
     found = gradient_rows(data)

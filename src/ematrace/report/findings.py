@@ -26,7 +26,7 @@ from ematrace.report.gap import (
     shares_sentence,
     toy_text,
 )
-from ematrace.report.gradient_cost import gradient_sentence
+from ematrace.report.gradient_cost import gradient_sentence, share_sentence
 from ematrace.report.sections.accuracy import rows_by, samples_of
 from ematrace.report.sections.content import lag_chart
 from ematrace.report.sections.spen import RATE, STREAMS
@@ -109,8 +109,9 @@ def _gap_points(data: ReportData, gap: GapData) -> tuple[str, ...]:
     """What limits the largest part comes right after the parts."""
     if not gap.chains or gap.scores.is_toy:
         return (toy_text(gap),) if gap.chains else ()
-    larger = " ".join(filter(None, (gradient_sentence(data), largest_sentence(gap))))
-    return tuple(filter(None, (distance_sentence(gap), shares_sentence(gap), larger, mixers_sentence(gap))))
+    larger = " ".join(filter(None, (share_sentence(data), largest_sentence(gap))))
+    points = (distance_sentence(gap), shares_sentence(gap), larger, gradient_sentence(data), mixers_sentence(gap))
+    return tuple(filter(None, points))
 
 
 def seeds_of(samples: Iterable[Sample | None]) -> str:

@@ -81,6 +81,20 @@ def gradient_rows(data: ReportData) -> tuple[list[str], list[list[str]]] | None:
     return [*HEADS, *map(text_name, by_text), "seeds"], rows
 
 
+def share_sentence(data: ReportData) -> str:
+    """How the gradient's share of the distance to GPT-2's block changes with the size; empty with one size alone."""
+    shares: dict[float, dict[str, str]] = {}
+    for text in TEXTS:
+        for one in build_trend(data.cells, text):
+            if one.gradient is not None and one.gradient.share is not None:
+                shares.setdefault(one.parameters, {})[text] = f"{one.gradient.share:.0%}"
+    if len(shares) < 2:
+        return ""
+    parts = [f"{listed(list(of.values()))} at {size / 1e6:.1f}M parameters" for size, of in sorted(shares.items())]
+    texts = listed([text_name(text) for text in next(iter(shares.values()))])
+    return f"Of the distance to GPT-2's block on {texts}, that gradient is {'; '.join(parts)}, in SPEN's own block."
+
+
 def gradient_sentence(data: ReportData, text: str = "validation") -> str:
     """The cost by units, what the plan's rule says, other numbers kept, larger models; empty without a verdict."""
     costs = data.derived(GradientCosts)
