@@ -60,7 +60,7 @@ _BUDGET = {
 _TOY = {"tokens": 128 * 16 * 128, "sequences": 16, "length": 128, "warmup": 10, "vocab_size": 1024, "windows": 128}
 BUDGETS: Mapping[str, Mapping[str, int]] = {
     "toy": _TOY,
-    "small": {**_TOY, "tokens": 800 * 16 * 128, "warmup": 50},  # 6 tokens per parameter
+    "small": {**_TOY, "tokens": 800 * 16 * 128, "warmup": 50},  # 7 tokens per parameter
     "ablation": {**_BUDGET, "tokens": 500 * 64 * 512, "warmup": 50},  # the paper's 500 steps
     "2m": _BUDGET,  # 61 tokens per parameter, as the paper's
     "7m": _BUDGET,  # 16 per parameter
