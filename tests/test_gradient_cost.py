@@ -126,11 +126,11 @@ def test_the_number_kept_is_that_of_the_cells() -> None:
         ("31 of 3,072", ".800"),
     ]  # fmt: skip
     assert verdict_lines(data)[:3] == verdict_lines(data_of(*of_units(), *SWEPT))
-    assert verdict_lines(data)[3:5] == [
-        "On held-out text, with 31 of 3,072 units kept the cost is .667 (.380\u2013.954) nats higher than with 184 of "
-        "3,072: under the plan's rule, the number kept matters.",  # .6, .6 and .8: 4.303 * .1155 / 3 ** .5
-        "On held-out text, with 184 of 512 units kept the cost is .033 (\u2212.346 to .413) nats lower than with 184 "
-        "of 3,072: whether the share kept matters is undecided.",  # -.1, .2 and 0
+    assert [line.removeprefix("On held-out text, with ") for line in verdict_lines(data)[3:5]] == [
+        "31 of 3,072 units kept the cost is .667 (.380\u2013.954) nats higher than with 184 of 3,072: under the plan's "
+        "rule, what is kept, at equal parameters and tokens, matters.",  # .6, .6 and .8: 4.303 * .1155 / 3 ** .5
+        "184 of 512 units kept the cost is .033 (\u2212.346 to .413) nats lower than with 184 of 3,072: whether the "
+        "share kept, beside the number, matters is undecided.",  # -.1, .2 and 0
     ]
     assert "; .10 with 184 of 512 (3 seeds); .80 with 31 of 3,072 (3 seeds)" in gradient_sentence(data)
 
@@ -139,7 +139,7 @@ def test_the_number_kept_is_that_of_the_cells() -> None:
     ("costs", "outcome"),
     [
         ((2.0, 2.1, 2.0), "matters"),
-        ((0.0, 0.1, 0.0), "matters"),  # .1 below the usual cost on every seed
+        ((-0.05, 0.05, -0.05), "below"),  # by .15 on every seed
         ((0.11, 0.2, 0.1), "does not matter"),
         ((0.4, 0.1, 0.2), "undecided"),
         ((2.0, 2.1), "too few seeds"),
@@ -150,11 +150,14 @@ def test_other_numbers_kept_are_compared_with_as_many_units_and_as_many_kept(
     costs: Sequence[float], outcome: str
 ) -> None:
     usual, seeds = cost(3072, COSTS[3072]), tuple(range(len(costs)))
-    for name, units, kept in (("number", 3072, 31), ("share", 512, 184)):
+    for name, units, kept in (("kept", 3072, 31), ("share", 512, 184)):
         other = GradientCost("gap_kept", 1e6, 128, units, kept, 60.0, Sample(tuple(costs)), seeds)
         found = judge_kept([cost(512, (9.0, 9.0, 9.0)), usual, other])
         assert list(found) == [name]
-        assert found[name].outcome == outcome
+        # A lower cost counts for the share alone: the plan asks whether fewer kept cost more.
+        assert found[name].outcome == (
+            {"kept": "undecided", "share": "matters"}[name] if outcome == "below" else outcome
+        )
         rises = [x - y for x, y in zip(costs, COSTS[3072], strict=False)]
         assert found[name].rise.values == pytest.approx(rises)
     assert judge_kept([other]) == {}
@@ -196,15 +199,24 @@ def test_the_gradients_share_of_the_distance_at_each_size() -> None:
     found = gradient_share_rows(data_of(*main, *of_units, *larger))
     assert found is not None
     heads, rows = found
-    assert heads[2:] == ["text", "SPEN's block to GPT-2's", "the gradient's cost", "share", "seeds"]
-    assert [(row[0], row[2], *(cell.split(" ")[0] for cell in row[3:])) for row in rows] == [
+    assert heads[3:] == ["text", "SPEN's block to GPT-2's", "the gradient's cost", "share", "seeds"]
+    assert {row[1] for row in rows} == {"8,192"}
+    assert [(row[0], row[3], *(cell.split(" ")[0] for cell in row[4:])) for row in rows] == [
         *(("1.9M", text, "1.001", ".601", "60.0%", "3") for text in ("held-out text", "WikiText-2", "C4")),
         *(("7.0M", text, ".501", ".101", "20.2%", "3") for text in ("held-out text", "WikiText-2", "C4")),
     ]
-    assert share_sentence(data_of(*main, *of_units, *larger)) == (
-        "Of the distance to GPT-2's block on held-out text, WikiText-2 and C4, that gradient is 60%, 60% and 60% at "
-        "1.9M parameters; 20%, 20% and 20% at 7.0M parameters, in SPEN's own block."
+    sentence = (
+        "In SPEN's own block, at equal tokens, that gradient is 60%, 60% and 60% at 1.9M parameters (62 tokens for "
+        "each); 20%, 20% and 20% at 7.0M parameters (17 tokens for each) of the distance to GPT-2's: held-out text, "
+        "WikiText-2 and C4."
     )
+    assert share_sentence(data_of(*main, *of_units, *larger)) == sentence
+    fewer: list[CellFile] = []  # tokens: another row, and not in the sentence
+    for arm, nats in ((SPEN, 6.0), (MASKED, 5.9), (gpt2, 5.0)):
+        fewer += flat(arm, nats, experiment="gap_sizes", settings={"tokens": 58_720_256, "vocab_size": 8192})
+    data = data_of(*main, *of_units, *larger, *fewer)
+    assert share_sentence(data) == sentence
+    assert [row[2] for row in (gradient_share_rows(data) or ([], []))[1][::3]] == ["31", "62", "17"]
     assert share_sentence(data_of(*main, *of_units)) == ""  # nothing to compare it with
 
 
@@ -236,10 +248,10 @@ def test_table_sentence_and_verdicts_say_the_same() -> None:
     assert rows[0] == ["1.5M", "128", "31 of 512", "60", *[".900 (.652\u20131.148)"] * 3, "3"]  # 4.303 * .1 / 3 ** .5
     assert gradient_sentence(data) == (
         "The straight-through gradient costs .90, .41 and .13 nats with 31 of 512, 92 of 1,536 and 184 of 3,072 units "
-        "kept at one width (under the plan's rule, more units are enough for that, at the same width) (held-out text)."
+        "kept at one width (under the plan's rule, more units at the same width halve the cost) (held-out text)."
     )
     assert [line.split(",")[0] for line in verdict_lines(data)] == ["On held-out text", "On WikiText-2", "On C4"]
-    assert all(line.endswith("more units are enough for that, at the same width.") for line in verdict_lines(data))
+    assert all(line.endswith("more units at the same width halve the cost.") for line in verdict_lines(data))
     nothing = data_of(*SWEPT)
     assert (gradient_rows(nothing), gradient_sentence(nothing), verdict_lines(nothing)) == (None, "", [])
 

@@ -109,20 +109,22 @@ class UnitsVerdict:
 
 @dataclass(frozen=True)
 class KeptVerdict:
-    """Does a cost change with what `gap_kept` changes, everything else being equal?"""
+    """Does a cost change with what `gap_kept` changes, at the same units or at as many kept?"""
 
     changed: GradientCost
     usual: GradientCost
     """With as many units, or as many of them kept, as in `gap_units`."""
     rise: Sample
     """From the usual to the changed cost, by seed."""
+    only_above: bool
+    """Whether only a higher cost counts, as the plan has it for fewer units kept."""
 
     @property
     def outcome(self) -> Literal["matters", "does not matter", "undecided", "too few seeds"]:
         if len(self.rise.values) < LEAST_SEEDS or self.rise.interval is None:
             return "too few seeds"
         low, high = self.rise.interval
-        if low > 0 or high < 0:
+        if low > 0 or (high < 0 and not self.only_above):
             return "matters"
         return "does not matter" if max(-low, high) <= SAME_COST else "undecided"
 
@@ -141,11 +143,11 @@ def judge_units(costs: Sequence[GradientCost]) -> UnitsVerdict | None:
 
 
 def judge_kept(costs: Sequence[GradientCost]) -> dict[str, KeptVerdict]:
-    """The number kept, with the most units; and the share kept, with the number that the most units have."""
+    """`kept`: fewer kept of the most units. `share`: as many kept as of the most units, of the fewest."""
     by_model = {(cost.units, cost.kept): cost for cost in costs if cost.experiment in (BY_UNITS, BY_KEPT)}
     usual = by_model.get((MOST, kept_units(MOST)))
     changed = {
-        "number": by_model.get((MOST, kept_units(FEWEST))),
+        "kept": by_model.get((MOST, kept_units(FEWEST))),
         "share": by_model.get((FEWEST, kept_units(MOST))),
     }
     found = {}
@@ -154,7 +156,7 @@ def judge_kept(costs: Sequence[GradientCost]) -> dict[str, KeptVerdict]:
             continue
         at_changed, at_usual = _on_common_seeds(cost, usual)
         if len(at_changed):
-            found[name] = KeptVerdict(cost, usual, Sample(tuple(at_changed - at_usual)))
+            found[name] = KeptVerdict(cost, usual, Sample(tuple(at_changed - at_usual)), only_above=name == "kept")
     return found
 
 

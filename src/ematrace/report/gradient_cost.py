@@ -6,7 +6,7 @@ import itertools
 from dataclasses import dataclass
 from functools import cached_property
 
-from ematrace.analysis.gap_scores import TEXTS
+from ematrace.analysis.gap_scores import EXPERIMENT, TEXTS
 from ematrace.analysis.gap_trend import LEAST_SEEDS, WHOLE, build_trend
 from ematrace.analysis.gradient_cost import (
     BY_KEPT,
@@ -25,17 +25,18 @@ from ematrace.report.gap import listed, share_text, text_name, with_interval
 from ematrace.results import Factors, Sample, Selector
 
 OUTCOMES = {
-    "units": "under the plan's rule, more units are enough for that, at the same width",
-    "not units": "under the plan's rule, more units are not enough",
+    "units": "under the plan's rule, more units at the same width halve the cost",
+    "not units": "under the plan's rule, more units at the same width do not halve the cost",
     "near": "too near the border of the plan's rule: rates have to be swept first",
-    "undecided": "whether more units are enough is undecided under the plan's rule",
+    "undecided": "whether more units at the same width halve the cost is undecided under the plan's rule",
 }
 KEPT_OUTCOMES = {
-    "matters": "under the plan's rule, the {} kept matters",
-    "does not matter": "under the plan's rule, the {} kept does not matter",
-    "undecided": "whether the {} kept matters is undecided",
+    "matters": "under the plan's rule, {} matters",
+    "does not matter": "under the plan's rule, {} does not matter",
+    "undecided": "whether {} matters is undecided",
     "too few seeds": f"the plan judges it from {LEAST_SEEDS} seeds on",
 }
+WHAT_CHANGES = {"kept": "what is kept, at equal parameters and tokens,", "share": "the share kept, beside the number,"}
 START = "gap_start"
 HEADS = ("parameters", "width", "units kept", "tokens per parameter")
 
@@ -82,17 +83,29 @@ def gradient_rows(data: ReportData) -> tuple[list[str], list[list[str]]] | None:
 
 
 def share_sentence(data: ReportData) -> str:
-    """How the gradient's share of the distance to GPT-2's block changes with the size; empty with one size alone."""
-    shares: dict[float, dict[str, str]] = {}
+    """How the gradient's share of the distance to GPT-2's block changes with the size, at the main size's tokens and
+    vocabulary; empty with one size alone."""
+    shares: dict[tuple[int, int], dict[float, list[str]]] = {}
+    main, each = None, {}
     for text in TEXTS:
         for one in build_trend(data.cells, text):
-            if one.gradient is not None and one.gradient.share is not None:
-                shares.setdefault(one.parameters, {})[text] = f"{one.gradient.share:.0%}"
-    if len(shares) < 2:
+            if one.gradient is None or one.gradient.share is None:
+                continue
+            budget = one.tokens, one.vocabulary
+            shares.setdefault(budget, {}).setdefault(one.parameters, []).append(f"{one.gradient.share:.0%}")
+            each[one.parameters] = number(one.tokens_per_parameter, 0)
+            main = budget if one.experiment == EXPERIMENT else main
+    if main is None or len(shares[main]) < 2:
         return ""
-    parts = [f"{listed(list(of.values()))} at {size / 1e6:.1f}M parameters" for size, of in sorted(shares.items())]
-    texts = listed([text_name(text) for text in next(iter(shares.values()))])
-    return f"Of the distance to GPT-2's block on {texts}, that gradient is {'; '.join(parts)}, in SPEN's own block."
+    parts = [
+        f"{listed(of)} at {size / 1e6:.1f}M parameters ({each[size]} tokens for each)"
+        for size, of in sorted(shares[main].items())
+    ]
+    texts = listed([text_name(text) for text in TEXTS])
+    return (
+        f"In SPEN's own block, at equal tokens, that gradient is {'; '.join(parts)} of the distance to GPT-2's: "
+        f"{texts}."
+    )
 
 
 def gradient_sentence(data: ReportData, text: str = "validation") -> str:
@@ -129,7 +142,7 @@ def verdict_text(verdict: UnitsVerdict) -> str:
     >>> print(verdict_text(judge_units([few, many])).replace("; it", ";\\nit").replace(": u", ":\\nu"))
     from 31 to 184 units kept the cost falls by .683 (.425–.942) nats;
     it is .233 (.090–.377; unpaired .131–.336) below half of what it was:
-    under the plan's rule, more units are enough for that, at the same width
+    under the plan's rule, more units at the same width halve the cost
     """
     paired, unpaired = (interval(ends, 3) if ends else "–" for ends in (verdict.below_half.interval, verdict.unpaired))
     return (
@@ -143,14 +156,15 @@ def kept_text(name: str, verdict: KeptVerdict) -> str:
     """
     >>> usual = GradientCost("gap_units", 5e6, 128, 3072, 184, 26.0, Sample((0.2, 0.25, 0.2)), (0, 1, 2))
     >>> few = GradientCost("gap_kept", 5e6, 128, 3072, 31, 26.0, Sample((2.0, 2.25, 2.1)), (0, 1, 2))
-    >>> print(kept_text("number", judge_kept([usual, few])["number"]))
-    with 31 of 3,072 units kept the cost is 1.900 (1.652–2.148) nats higher than with 184 of 3,072: under the plan's rule, the number kept matters
-    """  # noqa: E501 - one line of text
+    >>> print(kept_text("kept", judge_kept([usual, few])["kept"]).replace(": u", ":\\nu"))
+    with 31 of 3,072 units kept the cost is 1.900 (1.652–2.148) nats higher than with 184 of 3,072:
+    under the plan's rule, what is kept, at equal parameters and tokens, matters
+    """
     by = Sample(tuple(-rise for rise in verdict.rise.values)) if verdict.rise.mean < 0 else verdict.rise
     changed, usual = (f"{cost.kept} of {cost.units:,}" for cost in (verdict.changed, verdict.usual))
     return (
         f"with {changed} units kept the cost is {nats_text(by)} nats {'lower' if verdict.rise.mean < 0 else 'higher'} "
-        f"than with {usual}: {KEPT_OUTCOMES[verdict.outcome].format(name)}"
+        f"than with {usual}: {KEPT_OUTCOMES[verdict.outcome].format(WHAT_CHANGES[name])}"
     )
 
 
@@ -170,11 +184,13 @@ def gradient_share_rows(data: ReportData) -> tuple[list[str], list[list[str]]] |
         for one in build_trend(data.cells, text):
             if (part := one.gradient) is None:
                 continue
-            about = [f"{one.parameters / 1e6:.1f}M", number(one.tokens_per_parameter, 0), text_name(text)]
+            about = [f"{one.parameters / 1e6:.1f}M", f"{one.vocabulary:,}", number(one.tokens_per_parameter, 0)]
+            about.append(text_name(text))
             seeds = len(part.part.values)
             rows.append([*about, nats_text(one.differences[WHOLE]), nats_text(part.part), share_text(part), str(seeds)])
-    heads = ["parameters", "tokens per parameter", "text", "SPEN's block to GPT-2's", "the gradient's cost", "share"]
-    return ([*heads, "seeds"], sorted(rows, key=lambda row: float(row[0][:-1]))) if rows else None
+    heads = ["parameters", "vocabulary", "tokens per parameter", "text", "SPEN's block to GPT-2's"]
+    heads += ["the gradient's cost", "share", "seeds"]
+    return (heads, sorted(rows, key=lambda row: float(row[0][:-1]))) if rows else None
 
 
 def start_rows(data: ReportData) -> tuple[list[str], list[list[str]]] | None:
