@@ -169,6 +169,8 @@ def test_an_arm_is_measured_while_it_trains(tmp_path: Path) -> None:
 def test_halves_are_four_gradients_of_one_block() -> None:
     for scale, size in (("gpu", "2m"), ("cpu", "small")):
         points = gap_halves.EXPERIMENT.points(scale, 3)
+        resolved = gap_halves.EXPERIMENT.resolve_settings(points[0], gap_halves.EXPERIMENT.settings)
+        assert resolved["tokens"] == {"gpu": 117_440_512, "cpu": 1_638_400}[scale]
         assert len(points) == 4 * 2 * 3
         assert {point.factors["size"] for point in points} == {size}
         fixed = {name: value for name, value in asdict(UNBALANCED).items() if name != "ffn"}
@@ -189,3 +191,5 @@ def test_halves_are_trained_with_their_own_gradient(tmp_path: Path) -> None:
         rows = gap_halves.measure(ctx, **asdict(replace(UNBALANCED, ffn=ffn)), size="toy", lr=0.004)
         found.add(next(row.metrics["nats"].value for row in rows if row.factors == whole))
     assert len(found) == len(gap_halves.GRADIENTS)
+    rows = gap_halves.measure(ctx, **asdict(replace(UNBALANCED, ffn=gap_halves.GRADIENTS[0])), size="toy", lr=0.016)
+    assert next(row.metrics["nats"].value for row in rows if row.factors == whole) not in found  # at another rate

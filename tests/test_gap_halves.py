@@ -39,7 +39,9 @@ def runs(costs: Costs, **changes: Any) -> list[CellFile]:
         (HARM_BELOW, "through"),
         ({WEIGHTS: HARM_BELOW[THROUGH], THROUGH: HARM_BELOW[WEIGHTS], BOTH: HARM_BELOW[BOTH]}, "weights"),
         ({WEIGHTS: (0.4, 0.41, 0.4), THROUGH: (0.45, 0.44, 0.45), BOTH: (0.5, 0.5, 0.51)}, "either"),
-        ({WEIGHTS: (0.1, 0.11, 0.1), THROUGH: (0.15, 0.14, 0.15), BOTH: (0.5, 0.5, 0.51)}, "together"),
+        ({WEIGHTS: (0.2, 0.21, 0.2), THROUGH: (0.2, 0.2, 0.21), BOTH: (0.5, 0.5, 0.51)}, "together"),
+        ({WEIGHTS: (0.0, 0.0, 0.01), THROUGH: (-0.12, -0.12, -0.12), BOTH: (-0.1, -0.1, -0.1)}, "undecided"),  # no harm
+        ({WEIGHTS: (-0.3, -0.3, -0.3), THROUGH: (-0.3, -0.3, -0.3), BOTH: (-0.1, -0.1, -0.1)}, "undecided"),
         ({WEIGHTS: (0.1, 0.3, 0.1), THROUGH: (0.1, 0.1, 0.3), BOTH: (0.5, 0.3, 0.4)}, "undecided"),
         ({name: values[:2] for name, values in HARM_BELOW.items()}, "too few seeds"),
     ],
@@ -92,4 +94,9 @@ def test_the_page_has_the_table() -> None:
         "seeds": "3",
     }
     assert "the way through dropped units" in render_report(data)
+    swapped = {WEIGHTS: HARM_BELOW[THROUGH], THROUGH: HARM_BELOW[WEIGHTS], BOTH: HARM_BELOW[BOTH]}
+    other = make_table(*runs(swapped))
+    found = halves_rows(ReportData(other, claims, tuple(build_ledger(other, claims))))
+    assert found is not None
+    assert found[1][0][-2] == "the weights of dropped units"
     assert halves_rows(ReportData(make_table(), claims, ())) is None

@@ -104,7 +104,8 @@ def test_a_larger_models_rate_is_rounded_as_everywhere(monkeypatch: pytest.Monke
 
 def test_at_130m_parameters_it_is_the_papers_ablation(monkeypatch: pytest.MonkeyPatch) -> None:
     """500 steps, and one rate whatever the predictor; settings of the user's own come first."""
-    monkeypatch.setattr(gap_sizes, "chosen_rate", lambda sweep, factors: 8e-3 if factors["size"] == "2m" else None)
+    rates = {("2m", 0.01): 8e-3, ("2m", 0.0): 32e-3}  # SPEN's own, and that of the same without load balance
+    monkeypatch.setattr(gap_sizes, "chosen_rate", lambda sweep, f: rates.get((f["size"], f["load_balance"])))
     largest = [p for p in gap_predictors.grid("gpu", 5) if p.factors["size"] == "130m"]
     assert {(p.factors["predictor"], p.factors["reads"]) for p in largest} == {
         ("static", "traces_now"), ("linear", "inputs"), ("softmax", "traces_now")
@@ -117,6 +118,8 @@ def test_at_130m_parameters_it_is_the_papers_ablation(monkeypatch: pytest.Monkey
     assert (found["tokens"], found["warmup"], found["vocab_size"]) == (500 * 32 * 2048, 50, 50257)
     shorter = experiment.resolve_settings(largest[0], {**experiment.settings, "tokens": 65536})
     assert (shorter["tokens"], shorter["warmup"]) == (65536, 50)
+    smaller = experiment.resolve_settings(largest[0], {**experiment.settings, "sequences": 16})
+    assert smaller["tokens"] == 500 * 16 * 2048
     at_2m = next(p for p in gap_predictors.grid("gpu", 1) if p.factors["size"] == "2m")
     assert experiment.resolve_settings(at_2m, experiment.settings)["tokens"] == 3584 * 64 * 512
 

@@ -106,6 +106,14 @@ def test_rates_of_larger_models_are_swept_on_a_seed_of_their_own(monkeypatch: py
     swept = list(gap_size_rates.grid("gpu", 1))
     assert len(published) == len({(json.dumps(point.factors), point.seed) for point in published})
     assert len(swept) == 3 * (7 + 5 + 7)  # fewer arms at 30m, which takes the longest
+    at_30m = {
+        (p.factors["context"], p.factors["ffn"], p.factors["block"]) for p in published if p.factors["size"] == "30m"
+    }
+    assert at_30m == {
+        *(("ema_error", ffn, "skeleton") for ffn in ("topk_ste", "topk_masked")),
+        *(("attention", "dense", block) for block in ("skeleton", "gpt2")),
+        ("ema", "dense", "skeleton"),
+    }
     other_words = [p for p in published if p.factors.get("vocabulary") == gap_sizes.GPT2_ENTRIES]
     assert sorted((p.factors["block"], p.factors["ffn"], p.seed) for p in other_words) == [
         *(("gpt2", "dense", seed) for seed in range(3)),

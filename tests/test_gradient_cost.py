@@ -142,6 +142,8 @@ def test_the_number_kept_is_that_of_the_cells() -> None:
         ((-0.05, 0.05, -0.05), "below"),  # by .15 on every seed
         ((0.11, 0.2, 0.1), "does not matter"),
         ((0.4, 0.1, 0.2), "undecided"),
+        ((0.13, 0.27, 0.17), "undecided"),  # .03, .07 and .07 above: the interval ends at .114
+        ((0.07, 0.13, 0.03), "undecided"),  # as far below
         ((2.0, 2.1), "too few seeds"),
         ((2.0,), "too few seeds"),
     ],
@@ -167,6 +169,9 @@ def test_other_numbers_kept_are_compared_with_as_many_units_and_as_many_kept(
 
 def test_two_seeds_of_other_numbers_kept_are_shown_without_an_interval() -> None:
     few = pair((2.0, 2.2), experiment="gap_kept", units=3072, k=31, parameters=1e6 + 1e3 * 3072)
+    one_seed = gradient_rows(data_of(*few[:2], *of_units(), *SWEPT))
+    assert one_seed is not None
+    assert one_seed[1][-1][-2:] == ["2.000", "1"]
     data = data_of(*few, *of_units(), *SWEPT)
     found = gradient_rows(data)
     assert found is not None
@@ -181,6 +186,10 @@ def flat(arm: ArmFactors, nats: float, **changes: Any) -> list[CellFile]:
     """An arm on three seeds, with these nats on all tokens; SPEN's rise a little, so that there is an interval."""
     values = [nats + 0.001 * seed * (arm == SPEN) for seed in range(3)]
     return [run(arm, seed, value, value, **changes) for seed, value in enumerate(values)]
+
+
+def run_seed(arm: ArmFactors, seed: int, nats: float) -> list[CellFile]:
+    return [run(arm, seed, nats, nats)]
 
 
 def test_the_gradients_share_of_the_distance_at_each_size() -> None:
@@ -206,9 +215,9 @@ def test_the_gradients_share_of_the_distance_at_each_size() -> None:
         *(("7.0M", text, ".501", ".101", "20.2%", "3") for text in ("held-out text", "WikiText-2", "C4")),
     ]
     sentence = (
-        "In SPEN's own block, at equal tokens, that gradient is 60%, 60% and 60% at 1.9M parameters (62 tokens for "
-        "each); 20%, 20% and 20% at 7.0M parameters (17 tokens for each) of the distance to GPT-2's: held-out text, "
-        "WikiText-2 and C4."
+        "In SPEN's own block, at equal tokens, the straight-through gradient is 60%, 60% and 60% at 1.9M parameters "
+        "(62 tokens for each); 20%, 20% and 20% at 7.0M parameters (17 tokens for each) of the distance to GPT-2's: "
+        "held-out text, WikiText-2 and C4."
     )
     assert share_sentence(data_of(*main, *of_units, *larger)) == sentence
     fewer: list[CellFile] = []  # tokens: another row, and not in the sentence
@@ -217,6 +226,17 @@ def test_the_gradients_share_of_the_distance_at_each_size() -> None:
     data = data_of(*main, *of_units, *larger, *fewer)
     assert share_sentence(data) == sentence
     assert [row[2] for row in (gradient_share_rows(data) or ([], []))[1][::3]] == ["31", "62", "17"]
+    assert "The straight-through gradient's part of the distance" in unescape(render_report(data))
+    # Seeds that only two of the three arms have do not count, neither in the distance.
+    more = [*run_seed(SPEN, 3, 50.0), *run_seed(gpt2, 3, 1.0)]
+    with_more = gradient_share_rows(data_of(*main, *of_units, *larger, *more))
+    assert with_more is not None
+    assert with_more[1][0][4:] == rows[0][4:]
+    # Where the true gradient is recorded twice at the main size, the one beside more units counts.
+    twice = flat(MASKED, 4.9, experiment="gap_sizes")
+    both = gradient_share_rows(data_of(*main, *of_units, *larger, *twice))
+    assert both is not None
+    assert both[1][0][4:] == rows[0][4:]
     assert share_sentence(data_of(*main, *of_units)) == ""  # nothing to compare it with
 
 
@@ -304,6 +324,8 @@ def test_before_training_beside_the_cost_after_it() -> None:
     assert found is not None
     heads, rows = found
     assert heads[:2] == ["units kept", "share"]
+    page = render_report(data_of(*start, *of_units(), *SWEPT))
+    assert "Straight-through and true gradient before training, by the units kept" in page
     assert [(row[0], row[1], row[2].split(" ")[0], row[4].split(" ")[0]) for row in rows] == [
         ("31 of 3,072", "1%", ".110", "\u2013"),
         ("31 of 512", "6%", ".520", ".900"),

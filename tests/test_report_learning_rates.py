@@ -25,11 +25,19 @@ def test_the_best_rate_and_those_beside_it() -> None:
     assert rows[1][2:] == ["0.001 to 0.002", "0.002, not settled", "4.855", "4.800", "\u2013"]
 
 
+def test_a_neighbour_that_is_not_half_or_double_is_not_called_so() -> None:
+    found = best_rate_rows(make_table(*sweep((SPEN,), rates=(0.001, 0.004, 0.016)), *sweep((GPT2,), size="toy")))
+    assert found is not None
+    [row] = found[1]  # no toy
+    assert row[3:] == ["0.004, not settled", "\u2013", "4.800", "\u2013"]
+
+
 def test_every_rate_of_a_size() -> None:
-    table = make_table(*sweep((SPEN, GPT2)), *LARGER)
+    table = make_table(*sweep((SPEN,), rates=(0.002, 0.004, 0.008)), *sweep((GPT2,)), *LARGER)
     heads, rows = sweep_rows(table, "2m") or ([], [])
     assert heads == ["arm", "0.001", "0.002", "0.004", "0.008", "0.016", "best"]
-    assert {row[0]: row[-1] for row in rows} == {SPEN.text: "0.004", GPT2.text: "0.004"}
+    assert {row[0]: row[1] for row in rows}[SPEN.text] == "\u2013"
+    assert {row[0]: row[-1].split(" ")[0] for row in rows} == {SPEN.text: "0.004", GPT2.text: "0.004"}
     heads, [row] = sweep_rows(table, "7m") or ([], [[]])
     assert heads == ["arm", "0.001", "0.002", "best"]
     assert row[1:] == ["4.855", "4.800", "0.002 (only 2 of its rates were tried)"]

@@ -8,7 +8,6 @@ import pytest
 from rich.console import Console, RenderableType
 
 from cells_support import make_provenance
-from ematrace.experiments import Experiment
 from ematrace.ledger import LedgerRow, PaperFigure, build_ledger, load_claims
 from ematrace.report import ledger_table, verdict_summary
 from ematrace.report.card import LEGEND, claim_card
@@ -131,18 +130,6 @@ class TestCard:
         assert "figures ✓ SPCN" in text or "figures ✗ SPCN" in text or "figures ◐ SPCN" in text
         assert "directions" not in text
         assert text.count("BiGRU") == 3  # in the claim, in what it waits for and in the control
-
-    def test_what_no_run_would_measure_is_said(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        claim, [row] = load_claims()["C10"], [row for row in build_ledger(Table(())) if row.id == "C10"]
-
-        def card(*beyond: str) -> str:
-            monkeypatch.setattr(Experiment, "has_point", lambda self, where, asked: self.name not in beyond)
-            return " ".join(text_of(claim_card(row, claim, Table(()))).split())
-
-        assert "wait for trace_probe, supervised to run it" in card()
-        points = "for points that are in no grid yet to run it"
-        assert f"wait for trace_probe, supervised, 2 of them {points}" in card("supervised")
-        assert f"wait for trace_probe, supervised, all of them {points}" in card("trace_probe", "supervised")
 
     def test_it_names_claim_verdict_figure_evidence_and_command(self, cards: dict[str, tuple[LedgerRow, str]]) -> None:
         for row, text in cards.values():

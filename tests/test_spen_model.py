@@ -531,6 +531,7 @@ def test_initial_weights() -> None:
         ({"predictor_reads": "inputs"}, r"SpenConfig\.predictor_reads is 'inputs'; the static predictor reads only"),
         ({"ffn": "moe"}, r"SpenConfig\.ffn is 'moe';"),
         ({"topk_grad": "soft"}, r"SpenConfig\.topk_grad is 'soft';"),
+        ({"topk_grad": "ste_weights"}, r"SpenConfig\.topk_grad is 'ste_weights'; it needs load_balance 0, not 0.01"),
         ({"topk_grad": "ste_through"}, r"SpenConfig\.topk_grad is 'ste_through'; it needs load_balance 0, not 0.01"),
         ({"residual": "none"}, r"SpenConfig\.residual is 'none';"),
         ({"alphas": ()}, r"SpenConfig\.alphas is \(\);"),

@@ -148,14 +148,16 @@ class Ratio:
     part: Sample
     share: float | None
     interval: Interval | None
+    whole: Sample
+    """The distance, on the same seeds."""
 
 
 def ratio(part: Values, whole: Values) -> Ratio:
     distance = Sample(tuple(whole))
     low = distance.interval[0] if distance.interval is not None else math.nan
     if not low > SMALLEST_GAP:  # also without an interval
-        return Ratio(Sample(tuple(part)), None, None)
-    return Ratio(Sample(tuple(part)), float(part.mean() / whole.mean()), fieller_interval(part, whole))
+        return Ratio(Sample(tuple(part)), None, None, distance)
+    return Ratio(Sample(tuple(part)), float(part.mean() / whole.mean()), fieller_interval(part, whole), distance)
 
 
 @dataclass(frozen=True)

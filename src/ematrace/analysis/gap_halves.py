@@ -43,13 +43,13 @@ class Halves:
         """By the plan: a half does the harm if its cost is more than half of the cost of both."""
         if len(self.seeds) < LEAST_SEEDS:
             return "too few seeds"
-        enough = [
-            name
-            for name, half in (("weights", self.weights), ("through", self.through))
-            if _above_0(_values(half) - _values(self.both) / 2)
-        ]
-        if enough:
-            return "either" if len(enough) == 2 else "weights" if enough == ["weights"] else "through"
+        if not _above_0(_values(self.both)):
+            return "undecided"  # there is no harm
+        weights, through = (_above_0(_values(half) - _values(self.both) / 2) for half in (self.weights, self.through))
+        if weights and through:
+            return "either"
+        if weights or through:
+            return "weights" if weights else "through"
         return "together" if _above_0(_values(self.beyond_sum)) else "undecided"
 
 

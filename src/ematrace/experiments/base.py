@@ -113,17 +113,14 @@ class Experiment:
     def points(self, scale: str, seeds: int) -> list[Point]:
         return list(self.grid(scale, seeds))
 
-    def has_point(self, where: Factors, asked: str) -> bool:
-        """Whether it has a point with these factors at the scale that is asked for.
+    def is_toy_for(self, where: Factors) -> bool:
+        """Whether without a GPU it has no point with these factors, such as a size, and only shows that it runs.
 
         Factors that only rows have are passed over.
         """
-        points = self.points(self.scale(asked), 1)
-        return any(all(p.factors.get(name, value) == value for name, value in where.items()) for p in points)
-
-    def is_toy_for(self, where: Factors) -> bool:
-        """Whether without a GPU it has no point with these factors, such as a size, and only shows that it runs."""
-        return self.needs == "any" and not self.has_point(where, "cpu")
+        points = self.points("cpu", 1) if self.needs == "any" else []
+        fitting = (all(p.factors.get(name, value) == value for name, value in where.items()) for p in points)
+        return self.needs == "any" and not any(fitting)
 
     def resolve_settings(self, point: Point, changed: Mapping[str, Any]) -> dict[str, Any]:
         """What a point is measured with, and its file says; `changed` are the settings with changes in them."""

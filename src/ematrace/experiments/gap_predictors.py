@@ -144,9 +144,11 @@ def _points(arms: Iterable[PredictorArm], size: str, seed: int) -> Iterator[Poin
 
 def budget(point: Point, settings: Mapping[str, Any]) -> Mapping[str, Any]:
     """That of the size; at 130M parameters the paper's 500 steps."""
-    found, of_size = dict(budget_of(point, settings)), BUDGETS["130m"]
+    found = dict(budget_of(point, settings))
     if point.factors["size"] == "130m":
-        ablation = {"tokens": STEPS * of_size["sequences"] * of_size["length"], "warmup": BUDGETS["ablation"]["warmup"]}
+        resolved = {**settings, **found}
+        ablation = {"tokens": STEPS * resolved["sequences"] * resolved["length"]}
+        ablation["warmup"] = BUDGETS["ablation"]["warmup"]
         found |= {name: value for name, value in ablation.items() if name in found}
     return found
 

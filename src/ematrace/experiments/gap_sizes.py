@@ -1,9 +1,9 @@
 """Whether the gap is made of the same parts in larger models, after fewer tokens, and with a larger vocabulary.
 
-The decisive arms (docs/analysis-plan.md) with the tokens of `2m` at 7M and 30M parameters, with fractions of them at
-`2m`, and with GPT-2's 50,257 entries at `2m`. All have the steps, windows and schedule of `gap`, so that only the size,
-the length of the training or the vocabulary differs. The rate of a larger model is that of `2m` over the width, or half
-or double that, whichever was best in `gap_size_rates`.
+The decisive arms (docs/analysis-plan.md) with the tokens of `2m` at 7M parameters and with fractions of them at `2m`;
+five of them at 30M, and three with GPT-2's 50,257 entries at `2m`. All have the steps, windows and schedule of `gap`,
+so that only the size, the length of the training or the vocabulary differs. The rate of a larger model is that of `2m`
+over the width, or half or double that, whichever was best in `gap_size_rates`.
 
     ematrace reproduce gap_sizes --scale gpu --data "train-*.jsonl.xz" --only size=7m \\
         --settings validation=validation.jsonl.xz texts.wikitext2=wiki.valid.raw.xz texts.c4=c4_sample.jsonl.xz

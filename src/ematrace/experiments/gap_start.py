@@ -1,7 +1,8 @@
 """The straight-through gradient beside the true one before training, by the units and how many of them are kept.
 
 Algorithm 1's block at the width and depth of `2m`, with its first weights, on windows of text: the cosine between the
-two gradients and the ratio of their norms. `gap_units` and `gap_kept` say what the same models cost after training.
+two gradients and the ratio of their norms. `gap_units` and `gap_kept` train models with as many units, of which as many
+are kept, on other text and with a larger vocabulary.
 """
 
 from __future__ import annotations

@@ -96,7 +96,7 @@ class ModelConfig(PretrainedConfig):
             value = getattr(self, field)
             if isinstance(value, bool) or not (isinstance(value, Real) and 0 <= float(value) < math.inf):
                 self._refuse(field, "it must be a number, at least 0")
-        if self.topk_grad in ("ste_weights", "ste_through") and self.load_balance > 0:
+        if self.ffn == "topk" and self.topk_grad in ("ste_weights", "ste_through") and self.load_balance > 0:
             self._refuse("topk_grad", f"it needs load_balance 0, not {self.load_balance:g}")
         if self.k > self.d_ff:
             self._refuse("k", f"top-k keeps between 1 and d_ff = {self.d_ff} units")

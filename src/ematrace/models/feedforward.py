@@ -44,9 +44,8 @@ class TopKFeedForward(FeedForward):
         if self.config.topk_grad not in SPLIT or not torch.is_grad_enabled():
             return super().units(x, mask)
         of_weights, of_input = SPLIT[self.config.topk_grad]
-        W, k = self.W_up.weight, self.config.k
-        z = gelu_topk(F.linear(x.detach(), W), k, of_weights)
-        same = gelu_topk(F.linear(x, W.detach()), k, of_input)
+        z = gelu_topk(self.W_up(x.detach()), self.config.k, of_weights)
+        same = gelu_topk(F.linear(x, self.W_up.weight.detach()), self.config.k, of_input)  # for x's gradient alone
         return z + (same - same.detach()), None
 
     def activate(self, u: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor | None]:

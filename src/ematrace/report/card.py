@@ -111,18 +111,7 @@ def _waits(row: LedgerRow, names: dict[Selector, str]) -> str:
     shown += f" for {experiments}"
     if known and len(missing) <= MAX_BARE:
         shown += f" ({', '.join(names[selector] for selector in missing)})"
-    beyond = {str(selector) for selector in missing if not _has_point(selector)}
-    if count := sum(not beyond.isdisjoint(texts) for texts in waiting):
-        shown += f", {'all' if count == len(waiting) else count} of them for points that are in no grid yet"
     return shown
-
-
-def _has_point(selector: Selector) -> bool:
-    """Whether a run of the experiment would measure it; of one that is not the package's own, nobody knows."""
-    from ematrace.experiments import EXPERIMENTS
-
-    known = set(EXPERIMENTS)  # names alone: a look at one of them imports torch
-    return selector.experiment not in known or EXPERIMENTS[selector.experiment].has_point(selector.where, "gpu")
 
 
 def _ambiguous(claim: Claim, cells: Results) -> list[str]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from ematrace.analysis.gap_scores import EXPERIMENT, TEXTS
-from ematrace.analysis.gap_trend import LEAST_SEEDS, WHOLE, build_trend
+from ematrace.analysis.gap_trend import LEAST_SEEDS, build_trend
 from ematrace.analysis.gradient_cost import (
     BY_KEPT,
     BY_UNITS,
@@ -85,26 +85,27 @@ def gradient_rows(data: ReportData) -> tuple[list[str], list[list[str]]] | None:
 def share_sentence(data: ReportData) -> str:
     """How the gradient's share of the distance to GPT-2's block changes with the size, at the main size's tokens and
     vocabulary; empty with one size alone."""
-    shares: dict[tuple[int, int], dict[float, list[str]]] = {}
+    shares: dict[tuple[int, int], dict[float, dict[str, str]]] = {}
     main, each = None, {}
     for text in TEXTS:
         for one in build_trend(data.cells, text):
             if one.gradient is None or one.gradient.share is None:
                 continue
             budget = one.tokens, one.vocabulary
-            shares.setdefault(budget, {}).setdefault(one.parameters, []).append(f"{one.gradient.share:.0%}")
+            shares.setdefault(budget, {}).setdefault(one.parameters, {})[text] = f"{one.gradient.share:.0%}"
             each[one.parameters] = number(one.tokens_per_parameter, 0)
             main = budget if one.experiment == EXPERIMENT else main
-    if main is None or len(shares[main]) < 2:
+    complete = {size: of for size, of in shares.get(main, {}).items() if len(of) == len(TEXTS)} if main else {}
+    if len(complete) < 2:
         return ""
     parts = [
-        f"{listed(of)} at {size / 1e6:.1f}M parameters ({each[size]} tokens for each)"
-        for size, of in sorted(shares[main].items())
+        f"{listed(list(of.values()))} at {size / 1e6:.1f}M parameters ({each[size]} tokens for each)"
+        for size, of in sorted(complete.items())
     ]
     texts = listed([text_name(text) for text in TEXTS])
     return (
-        f"In SPEN's own block, at equal tokens, that gradient is {'; '.join(parts)} of the distance to GPT-2's: "
-        f"{texts}."
+        "In SPEN's own block, at equal tokens, the straight-through gradient is "
+        f"{'; '.join(parts)} of the distance to GPT-2's: {texts}."
     )
 
 
@@ -187,7 +188,7 @@ def gradient_share_rows(data: ReportData) -> tuple[list[str], list[list[str]]] |
             about = [f"{one.parameters / 1e6:.1f}M", f"{one.vocabulary:,}", number(one.tokens_per_parameter, 0)]
             about.append(text_name(text))
             seeds = len(part.part.values)
-            rows.append([*about, nats_text(one.differences[WHOLE]), nats_text(part.part), share_text(part), str(seeds)])
+            rows.append([*about, nats_text(part.whole), nats_text(part.part), share_text(part), str(seeds)])
     heads = ["parameters", "vocabulary", "tokens per parameter", "text", "SPEN's block to GPT-2's"]
     heads += ["the gradient's cost", "share", "seeds"]
     return (heads, sorted(rows, key=lambda row: float(row[0][:-1]))) if rows else None

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 from ematrace.analysis.gap_design import SIZES, ArmFactors
-from ematrace.analysis.gap_scores import MAIN, SWEEP, sweeps
+from ematrace.analysis.gap_scores import MAIN, SWEEP, TOY, sweeps
 from ematrace.analysis.gap_trend import SIZE_SWEEP
 from ematrace.analysis.rates import Sweep
 from ematrace.report.formatting import number
@@ -30,23 +31,21 @@ def sweep_rows(cells: Table, size: str) -> Rows | None:
 
 
 def best_rate_rows(cells: Table) -> Rows | None:
-    """For every size and arm the best rate, its nats, and those at the rates beside it."""
+    """For every size and arm the best rate, its nats, and those at half and double of it."""
     rows = []
     for size in SIZES:
-        for arm, sweep in sweeps_at(cells, size).items():
-            rates = sorted(sweep.curve)
-            at = rates.index(sweep.best)
-            below, above = rates[at - 1] if at else None, rates[at + 1] if at + 1 < len(rates) else None
+        for arm, sweep in sweeps_at(cells, size).items() if size != TOY else ():
             best = f"{sweep.best:g}{'' if sweep.obstacle is None else ', not settled'}"
-            nats = [_at(sweep, rate) for rate in (below, sweep.best, above)]
-            rows.append([size, arm.text, f"{rates[0]:g} to {rates[-1]:g}", best, *nats])
+            nats = [_at(sweep, factor * sweep.best) for factor in (0.5, 1.0, 2.0)]
+            rows.append([size, arm.text, f"{min(sweep.curve):g} to {max(sweep.curve):g}", best, *nats])
     heads = ["size", "arm", "rates tried", "best rate", "nats at half of it", "nats at it", "nats at double"]
     return (heads, rows) if rows else None
 
 
-def _at(sweep: Sweep, rate: float | None) -> str:
-    """With the number of seeds where it is not one."""
-    if rate is None:
+def _at(sweep: Sweep, rate: float) -> str:
+    """With the number of seeds where it is not one; rates are rounded to three digits, so that a half may be off."""
+    tried = next((one for one in sweep.curve if math.isclose(one, rate, rel_tol=0.01)), None)
+    if tried is None:
         return "–"
-    seeds = len(sweep.curve[rate])
-    return number(sweep.means[rate], 3) + (f" ({seeds} seeds)" if seeds > 1 else "")
+    seeds = len(sweep.curve[tried])
+    return number(sweep.means[tried], 3) + (f" ({seeds} seeds)" if seeds > 1 else "")

@@ -22,7 +22,7 @@ from ematrace.analysis.gap_design import (
     SPLIT_NAMES,
     ArmFactors,
 )
-from ematrace.analysis.gap_scores import EXPERIMENT
+from ematrace.analysis.gap_scores import EXPERIMENT, TOY
 from ematrace.report.data import ReportData
 from ematrace.report.formatting import interval, number, over_seeds, plural
 from ematrace.report.gap import (
@@ -362,7 +362,7 @@ def second_table(gap: GapData) -> Content | None:
 def _rates(data: ReportData) -> Iterator[Content]:
     """The whole sweep, arm by arm."""
     for size in SIZES:
-        if (found := sweep_rows(data.cells, size)) is None:
+        if size == TOY or (found := sweep_rows(data.cells, size)) is None:
             continue
         heads, rows = found
         settled = sum(sweep.obstacle is None for sweep in sweeps_at(data.cells, size).values())
