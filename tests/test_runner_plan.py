@@ -379,6 +379,15 @@ def test_what_most_rows_have_is_said_once_where_they_are_too_long():
     ]
 
 
+def test_what_is_usual_is_what_most_have_and_not_what_the_first_has():
+    kinds = ["rare" * 20, *["usual" * 16] * 20]
+    lines = listed([({"kind": kind, "n": n}, 0) for n, kind in enumerate(kinds)], 80)
+    assert lines[0] == "x, where a row says nothing else:"
+    assert lines[1].strip().startswith("kind=usual")
+    assert sum("kind=rare" in line for line in lines) == 1
+    assert lines[-1] == "1 more unit: `| less` at the end shows all, --only a part"
+
+
 def test_a_factor_that_not_all_units_have_is_named_where_it_is():
     assert listed([({}, 0), ({"part": "threads"}, 0), ({"part": "threads"}, 1)])[1:] == [
         "to run  x           0",
