@@ -407,7 +407,7 @@ def test_a_failed_unit_is_a_line_and_exit_code_1(call, away):
     assert status == 1
     assert err.startswith("failed: squares, width=13, seed 0: ZeroDivisionError: thirteen is refused (squares.py, line")
     assert err.count("\n") == 1
-    assert "no claim rests on these experiments" in out
+    assert "no claim rests on these experiments; their results: results/local/squares\n" in out
     assert len(files_in(away / "results" / "local")) == 2
 
 

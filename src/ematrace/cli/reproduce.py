@@ -120,7 +120,8 @@ def show_verdicts(plan: Plan, command: Reproduce, claims: Claims, console: Conso
     only_claims = len(named) == len(command.names)
     shown = named if only_claims else touched
     if not shown:
-        console.print("no claim rests on these experiments")
+        folders = sorted({str(command.out / unit.experiment) for unit in plan.units})
+        console.print(f"no claim rests on these experiments; their results: {', '.join(folders)}", soft_wrap=True)
     elif len(shown) <= (MOST_CARDS if only_claims else 1):
         console.print()
         show_cards(shown, rows, claims, cells, console)
