@@ -188,10 +188,6 @@ def flat(arm: ArmFactors, nats: float, **changes: Any) -> list[CellFile]:
     return [run(arm, seed, value, value, **changes) for seed, value in enumerate(values)]
 
 
-def run_seed(arm: ArmFactors, seed: int, nats: float) -> list[CellFile]:
-    return [run(arm, seed, nats, nats)]
-
-
 def test_the_gradients_share_of_the_distance_at_each_size() -> None:
     """At the main size the true gradient is that of `gap_units` with SPEN's units, and SPEN is the one of `gap`."""
     gpt2 = CHAIN[-1]
@@ -220,16 +216,16 @@ def test_the_gradients_share_of_the_distance_at_each_size() -> None:
         "held-out text, WikiText-2 and C4."
     )
     assert share_sentence(data_of(*main, *of_units, *larger)) == sentence
-    fewer: list[CellFile] = []  # tokens: another row, and not in the sentence
+    more: list[CellFile] = []  # tokens: another row, and not in the sentence
     for arm, nats in ((SPEN, 6.0), (MASKED, 5.9), (gpt2, 5.0)):
-        fewer += flat(arm, nats, experiment="gap_sizes", settings={"tokens": 58_720_256, "vocab_size": 8192})
-    data = data_of(*main, *of_units, *larger, *fewer)
+        more += flat(arm, nats, experiment="gap_sizes", settings={"tokens": 234_881_024, "vocab_size": 8192})
+    data = data_of(*main, *of_units, *larger, *more)
     assert share_sentence(data) == sentence
-    assert [row[2] for row in (gradient_share_rows(data) or ([], []))[1][::3]] == ["31", "62", "17"]
+    assert [row[2] for row in (gradient_share_rows(data) or ([], []))[1][::3]] == ["62", "124", "17"]
     assert "The straight-through gradient's part of the distance" in unescape(render_report(data))
     # Seeds that only two of the three arms have do not count, neither in the distance.
-    more = [*run_seed(SPEN, 3, 50.0), *run_seed(gpt2, 3, 1.0)]
-    with_more = gradient_share_rows(data_of(*main, *of_units, *larger, *more))
+    fourth = [run(SPEN, 3, 50.0, 50.0), run(gpt2, 3, 1.0, 1.0)]
+    with_more = gradient_share_rows(data_of(*main, *of_units, *larger, *fourth))
     assert with_more is not None
     assert with_more[1][0][4:] == rows[0][4:]
     # Where the true gradient is recorded twice at the main size, the one beside more units counts.

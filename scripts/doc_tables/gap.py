@@ -18,6 +18,7 @@ from ematrace.report.gap_findings import (
     split_rows,
 )
 from ematrace.report.gradient_cost import gradient_rows, gradient_share_rows, start_rows, verdict_lines
+from ematrace.report.gradient_halves import halves_rows
 from ematrace.report.learning_rates import best_rate_rows
 
 
@@ -44,6 +45,11 @@ def gap_gradient_share(data: ReportData, block: str) -> str:
 @table("gap-start", "gap_start")
 def gap_start(data: ReportData, block: str) -> str:
     return _table_of(start_rows(data))
+
+
+@table("gap-halves", "gap_halves")
+def gap_halves(data: ReportData, block: str) -> str:
+    return _table_of(halves_rows(data))
 
 
 @table("gap-gradient", "gap_units", "gap_kept")

@@ -7,8 +7,6 @@ from ematrace.analysis.gap_causes import GRADIENTS
 from ematrace.analysis.gap_scores import MAIN
 from ematrace.report.data import ReportData
 from ematrace.report.formatting import markdown_table
-from ematrace.report.gap_findings import NOT_RECORDED
-from ematrace.report.gradient_halves import halves_rows
 from ematrace.report.sections.gap_controls import TRAINED
 from ematrace.results import Factors
 
@@ -47,12 +45,6 @@ def by_part(data: ReportData, _: str) -> str:
             places = [_where(ffn, weight, part, steps[-1]) for part in PARTS]
             lines.append((name, *(mean(data.table, GRADIENTS, "norm_ratio", where) for where in places)))
     return markdown_table(("trained with", *PARTS), lines)
-
-
-@table("gap-halves", "gap_halves")
-def halves(data: ReportData, _: str) -> str:
-    found = halves_rows(data)
-    return markdown_table(*found) if found else f"{NOT_RECORDED}\n"
 
 
 def _steps(data: ReportData, ffn: str, weight: float) -> list[int]:

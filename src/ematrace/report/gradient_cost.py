@@ -85,22 +85,20 @@ def gradient_rows(data: ReportData) -> tuple[list[str], list[list[str]]] | None:
 def share_sentence(data: ReportData) -> str:
     """How the gradient's share of the distance to GPT-2's block changes with the size, at the main size's tokens and
     vocabulary; empty with one size alone."""
-    shares: dict[tuple[int, int], dict[float, dict[str, str]]] = {}
-    main, each = None, {}
+    shares: dict[tuple[float, float], list[str]] = {}  # by parameters and tokens for each
     for text in TEXTS:
-        for one in build_trend(data.cells, text):
-            if one.gradient is None or one.gradient.share is None:
-                continue
-            budget = one.tokens, one.vocabulary
-            shares.setdefault(budget, {}).setdefault(one.parameters, {})[text] = f"{one.gradient.share:.0%}"
-            each[one.parameters] = number(one.tokens_per_parameter, 0)
-            main = budget if one.experiment == EXPERIMENT else main
-    complete = {size: of for size, of in shares.get(main, {}).items() if len(of) == len(TEXTS)} if main else {}
+        found = build_trend(data.cells, text)
+        budgets = {(one.tokens, one.vocabulary) for one in found if one.experiment == EXPERIMENT}
+        for one in found:
+            if one.gradient and one.gradient.share is not None and (one.tokens, one.vocabulary) in budgets:
+                of_size = shares.setdefault((one.parameters, one.tokens_per_parameter), [])
+                of_size.append(f"{one.gradient.share:.0%}")
+    complete = {size: of for size, of in sorted(shares.items()) if len(of) == len(TEXTS)}
     if len(complete) < 2:
         return ""
     parts = [
-        f"{listed(list(of.values()))} at {size / 1e6:.1f}M parameters ({each[size]} tokens for each)"
-        for size, of in sorted(complete.items())
+        f"{listed(of)} at {parameters / 1e6:.1f}M parameters ({number(each, 0)} tokens for each)"
+        for (parameters, each), of in complete.items()
     ]
     texts = listed([text_name(text) for text in TEXTS])
     return (
