@@ -245,8 +245,8 @@ def test_what_is_missing_is_said_with_the_command_that_has_it(monkeypatch, away)
     assert missing(monkeypatch, True, "spen_streaming") == (
         "spen_streaming needs --scale gpu: ematrace reproduce spen_streaming --scale gpu"
     )
-    assert missing(monkeypatch, True, "spen_streaming", scale="gpu") == ""
-    assert missing(monkeypatch, True, "spen_training", scale="gpu") == (
+    assert missing(monkeypatch, True, "spen_streaming", scale="gpu", device="cuda") == ""
+    assert missing(monkeypatch, True, "spen_training", scale="gpu", device="cuda") == (
         "spen_training needs a text source: ematrace reproduce spen_training --scale gpu --data SOURCE"
     )
     assert missing(monkeypatch, True, "spen_training", scale="gpu", data="a.txt") == ""
@@ -421,14 +421,43 @@ def test_what_is_missing_ends_a_run_with_code_2(capsys, monkeypatch, away):
     assert list(away.iterdir()) == []
 
 
+def test_cores_stand_in_for_a_gpu_only_when_asked(monkeypatch):
+    """The same units, settings and files; no GPU is missing, and the command says where they ran."""
+    monkeypatch.setattr(planning, "_sees_gpu", lambda request: False)
+    asked = Request(("gap_halves",), scale="gpu")
+    on_gpu, on_cores = make_plan(asked), make_plan(replace(asked, device="cpu"))
+    assert on_gpu.missing
+    assert not on_cores.missing
+    assert keys(on_gpu.units) == keys(on_cores.units)
+    assert [unit.settings for unit in on_gpu.units] == [unit.settings for unit in on_cores.units]
+    assert {(unit.scale, unit.device) for unit in on_gpu.units} == {("gpu", "cuda")}
+    assert {(unit.scale, unit.device) for unit in on_cores.units} == {("gpu", "cpu")}
+    assert "--scale gpu --device cpu" in on_cores.units[0].command
+    assert [phase.gpu for phase in phases_of(on_cores.units, None)] == [False]
+    assert on_cores.units[0].seconds > on_gpu.units[0].seconds
+
+
+@pytest.mark.parametrize(
+    ("request_", "why"),
+    [
+        (Request(("gap_halves",), device="cpu"), "--device cpu: it goes with --scale gpu"),
+        (Request(("spen_streaming",), scale="gpu", device="cpu"), "--device cpu: spen_streaming measures a GPU"),
+        (Request(("gap_halves",), scale="gpu", device="cpu", per_gpu=2), "--per-gpu: none of these"),
+    ],
+)
+def test_cores_cannot_stand_in_for_everything(request_, why):
+    with pytest.raises(ValueError, match=why):
+        make_plan(request_)
+
+
 def test_phases_keep_timings_alone_and_share_a_gpu_only_when_asked():
     units = [
         unit_of("slow", "b", 9),
         unit_of("fast", "a", 1),
         unit_of("fast too", "a", 1),
-        unit_of("on gpu", "c", 5, scale="gpu"),
-        unit_of("on gpu too", "d", 6, scale="gpu"),
-        unit_of("timed", "e", 5, scale="gpu", alone=True),
+        unit_of("on gpu", "c", 5, scale="gpu", device="cuda"),
+        unit_of("on gpu too", "d", 6, scale="gpu", device="cuda"),
+        unit_of("timed", "e", 5, scale="gpu", device="cuda", alone=True),
     ]
 
     def shape(workers):
@@ -443,7 +472,7 @@ def test_phases_keep_timings_alone_and_share_a_gpu_only_when_asked():
 
 
 def test_how_many_share_a_gpu_is_not_how_many_run():
-    units = [unit_of(str(i), str(i), 1, scale="gpu") for i in range(4)]
+    units = [unit_of(str(i), str(i), 1, scale="gpu", device="cuda") for i in range(4)]
 
     def shape(jobs, per_gpu):
         (phase,) = phases_of(units, jobs, default=lambda gpu: 100, per_gpu=per_gpu)
@@ -453,7 +482,7 @@ def test_how_many_share_a_gpu_is_not_how_many_run():
     assert shape(8, 2) == (8, 2)
     assert shape(None, 2) == (200, 2)
     assert shape(8, None) == (8, None)
-    (timed,) = phases_of([unit_of("timed", "t", 1, scale="gpu", alone=True)], 8, per_gpu=2)
+    (timed,) = phases_of([unit_of("timed", "t", 1, scale="gpu", device="cuda", alone=True)], 8, per_gpu=2)
     assert (timed.workers, timed.per_gpu) == (1, 1)
 
 

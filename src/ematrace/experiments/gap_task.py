@@ -204,6 +204,7 @@ def train_arm(ctx: Context, arm: Arm, size: str, lr: float, out: Path, **changes
         final_lr=lr / 10,
         seed=ctx.seed,
         device=ctx.device,
+        precision="bfloat16" if ctx.scale == "gpu" else None,  # also where cores stand in for the GPU
         micro_batch=settings["sequences"],
         checkpoint_every=10**9,
         validate_every=10**9,

@@ -12,16 +12,17 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ematrace.experiments.base import NO_DEFAULT, Experiment, Grid, Point
+from ematrace.experiments.base import NO_DEFAULT, Experiment, Grid, Point, Scale
 from ematrace.experiments.discovery import EXPERIMENTS, find_experiment, is_own
 from ematrace.experiments.runner.listing import assigned, unit_lines, wrapped
 from ematrace.experiments.runner.request import ROBUSTNESS, Request, change_settings, setting_names
-from ematrace.experiments.runner.units import Phase, Unit, expected_seconds, phases_of, shard_of
+from ematrace.experiments.runner.units import Device, Phase, Unit, expected_seconds, phases_of, shard_of
 from ematrace.names import did_you_mean, parse_assignments
 from ematrace.results import read_file
 from ematrace.results.schema import file_name
 
 COMMAND = "ematrace reproduce"
+CORE_FOR_GPU = 100  # times as long for small models, and more for others: an estimate
 
 
 @dataclass(frozen=True)
@@ -179,7 +180,12 @@ def _refuse_options_without_effect(request: Request, experiments: Sequence[Exper
         raise ValueError("--data: none of these experiments reads text")
     if request.scale == "gpu" and not on_gpu:
         raise ValueError("--scale gpu: none of these experiments runs on a GPU")
-    if request.per_gpu is not None and not on_gpu:
+    on_cores = [experiment.name for experiment in experiments if experiment.needs == "gpu"]
+    if request.device == "cpu" and request.scale == "gpu" and on_cores:
+        raise ValueError(f"--device cpu: {on_cores[0]} measures a GPU")
+    if request.device == "cpu" and request.scale != "gpu":
+        raise ValueError("--device cpu: it goes with --scale gpu; everything else runs on cores anyway")
+    if request.per_gpu is not None and (not on_gpu or request.device == "cpu"):
         raise ValueError("--per-gpu: none of these experiments runs on a GPU with these options")
 
 
@@ -204,6 +210,7 @@ def _unit(
     command: str,
 ) -> Unit:
     scale = experiment.scale(request.scale)
+    device = request.device if scale == "gpu" else "cpu"
     resolved = experiment.resolve_settings(point, settings)
     data = None if experiment.data is None else request.data or experiment.data
     if data is not None:
@@ -223,9 +230,16 @@ def _unit(
         data=data,
         command=command,
         group=f"{experiment.group or experiment.name} {own}",
-        seconds=experiment.seconds if scale == "gpu" else experiment.toy_seconds or experiment.seconds,
+        seconds=_expected_seconds(experiment, scale, device),
         alone=experiment.alone,
+        device=device,
     )
+
+
+def _expected_seconds(experiment: Experiment, scale: Scale, device: Device) -> float:
+    if scale == "cpu":
+        return experiment.toy_seconds or experiment.seconds
+    return experiment.seconds * (1 if device == "cuda" else CORE_FOR_GPU)
 
 
 def _command(
@@ -240,7 +254,7 @@ def _command(
     """What runs this point again, and no other."""
     words = [COMMAND, shlex.quote(name)]
     if experiment.scale(request.scale) == "gpu":
-        words.append("--scale gpu")
+        words.append("--scale gpu" if request.device == "cuda" else "--scale gpu --device cpu")
     if experiment.data is not None and request.data is not None:
         words.append(f"--data {shlex.quote(request.data)}")
     if seeds != experiment.seeds or name == ROBUSTNESS:
@@ -287,7 +301,7 @@ def _is_there(unit: Unit, out: Path) -> bool:
 def _needs(experiment: Experiment, request: Request) -> tuple[Need, ...]:
     needs = []
     if experiment.scale(request.scale) == "gpu":
-        if not _sees_gpu(request):
+        if request.device == "cuda" and not _sees_gpu(request):
             where = "the Ray cluster has none" if request.engine == "ray" else "torch sees none here"
             needs.append(Need(f"a CUDA GPU ({where})", {"scale": "gpu"}))
         elif request.scale != "gpu":

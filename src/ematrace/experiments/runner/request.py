@@ -28,6 +28,9 @@ class Request:
         (), "Experiments (trace_probe, ...), your own (./mine.py, package.mine, package.mine:NAME), or robustness."
     )
     scale: Literal["cpu", "gpu"] = _option("cpu", "gpu also runs what needs a GPU.")
+    device: Literal["cuda", "cpu"] = _option(
+        "cuda", "Of --scale gpu: cpu trains the same models on this machine's cores, hundreds of times slower."
+    )
     seeds: int | None = _option(
         None,
         "Seeds of each experiment (default: 1, with intervals over tokens); for robustness, the number of drawn "

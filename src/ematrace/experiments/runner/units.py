@@ -6,11 +6,14 @@ import heapq
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from ematrace.experiments.base import Scale
 from ematrace.results import Factors
 from ematrace.results.schema import file_name
+
+Device: TypeAlias = Literal["cuda", "cpu"]
+"""Where a unit runs. What is meant for a GPU (its `scale`) may also run on cores."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,6 +43,7 @@ class Unit:
     seconds: float
     """Expected."""
     alone: bool = False
+    device: Device = "cpu"
 
     @property
     def file_name(self) -> str:
@@ -96,7 +100,7 @@ def phases_of(
     """What runs on cores; then what shares the GPU; then, one at a time, what measures speed. Longest jobs first."""
     found = []
     for gpu, alone in ((False, False), (True, False), (False, True), (True, True)):
-        part = [unit for unit in units if (unit.scale == "gpu") == gpu and unit.alone == alone]
+        part = [unit for unit in units if (unit.device == "cuda") == gpu and unit.alone == alone]
         if part:
             jobs = sorted(jobs_of(part), key=lambda job: -sum(unit.seconds for unit in job))
             share = (1 if alone else per_gpu) if gpu else None

@@ -43,7 +43,7 @@ def measure_unit(
         ctx = Context(
             seed=unit.seed,
             scale=unit.scale,
-            device="cuda" if unit.scale == "gpu" else "cpu",
+            device=unit.device,
             data=unit.data,
             settings=unit.settings,
             progress=progress,
