@@ -9,10 +9,17 @@ from typing import Any
 import pytest
 from scipy.stats import ttest_ind
 
-from cells_support import make_file, make_table
+from cells_support import make_file, make_provenance, make_table
 from ematrace.analysis.gap_design import CHAIN, ArmFactors, kept_units
 from ematrace.analysis.gap_trend import CONTRASTS, GRADIENT
-from ematrace.analysis.gradient_cost import GradientCost, costs_at_one_width, costs_by_size, judge_kept, judge_units
+from ematrace.analysis.gradient_cost import (
+    GradientCost,
+    costs_at_one_width,
+    costs_by_size,
+    judge_kept,
+    judge_training,
+    judge_units,
+)
 from ematrace.ledger import build_ledger, load_claims
 from ematrace.report.data import ReportData
 from ematrace.report.findings import gap_finding
@@ -22,6 +29,7 @@ from ematrace.report.gradient_cost import (
     gradient_share_rows,
     share_sentence,
     start_rows,
+    training_sentence,
     verdict_lines,
 )
 from ematrace.report.page import render_report
@@ -221,7 +229,7 @@ def test_the_gradients_share_of_the_distance_at_each_size() -> None:
         more += flat(arm, nats, experiment="gap_sizes", settings={"tokens": 234_881_024, "vocab_size": 8192})
     data = data_of(*main, *of_units, *larger, *more)
     assert share_sentence(data) == sentence
-    assert [row[2] for row in (gradient_share_rows(data) or ([], []))[1][::3]] == ["62", "124", "17"]
+    assert [row[2] for row in (gradient_share_rows(data) or ([], []))[1][::3]] == ["124", "62", "17"]
     assert "The straight-through gradient's part of the distance" in unescape(render_report(data))
     # Seeds that only two of the three arms have do not count, neither in the distance.
     fourth = [run(SPEN, 3, 50.0, 50.0), run(gpt2, 3, 1.0, 1.0)]
@@ -300,7 +308,7 @@ def test_the_page_says_it_after_the_parts_and_larger_models_with_enough_seeds() 
 
 def test_the_main_size_is_not_among_the_larger_ones() -> None:
     main = pair((0.5, 0.6, 0.7), experiment="gap_sizes")
-    assert costs_by_size(make_table(*main, *SWEPT), "validation") == []
+    assert costs_by_size(make_table(*main, *of_units(), *SWEPT), "validation") == []
 
 
 def test_before_training_beside_the_cost_after_it() -> None:
@@ -328,3 +336,110 @@ def test_before_training_beside_the_cost_after_it() -> None:
         ("184 of 3,072", "6%", ".410", ".133"),
     ]
     assert start_rows(data_of(*of_units(), *SWEPT)) is None
+
+
+QUARTER = {"tokens": 29_360_128, "vocab_size": 8192}  # 15 tokens for each of 1.9M parameters
+
+
+def at_equal_training(
+    shorter: Sequence[float], larger: Sequence[float], start: float = 0.0, on_gpu: bool = False, **changes: Any
+) -> list[CellFile]:
+    """SPEN's block under both gradients: the main size on a quarter of the tokens, on cores, and a larger one on all.
+
+    `start` is how far the first steps of the true gradient's last seed are off on cores, on the schedule of all tokens.
+    """
+    first = {(arm, seed): 8.0 + seed - 0.5 * (arm == MASKED) for arm in (SPEN, MASKED) for seed in range(3)}
+    whole = {SPEN: {"experiment": "gap"}, MASKED: {"experiment": "gap_units", "units": 512}}
+    hardware = {"provenance": make_provenance(hardware={"cpu": "x", "gpu": "y"})}
+    files = [run(arm, s, 5.0, 5.0, curve={128: x, 256: 0.0}, **whole[arm], **hardware) for (arm, s), x in first.items()]
+    files += [
+        run(arm, seed, 9.0, 9.0, experiment="gap_first_steps", curve={128: x + start * ((arm, seed) == (MASKED, 2))})
+        for (arm, seed), x in first.items()
+    ]
+    of_both = {"experiment": "gap_sizes", "settings": QUARTER, **(hardware if on_gpu else {}), **changes}
+    for seed, cost in enumerate(shorter):
+        files.append(run(SPEN, seed, 5.5 + cost, 5.5 + cost, curve={128: 1.0}, **of_both))
+        files.append(run(MASKED, seed, 5.5, 5.5, curve={128: 1.0}, **of_both))
+    more = pair(larger, 3.0, size="7m", experiment="gap_sizes", parameters=7.2e6, **hardware)
+    own = sweep((SPEN, MASKED), experiment="gap_size_rates", size="7m")
+    return [*files, *more, *own, *SWEPT]
+
+
+@pytest.mark.parametrize(
+    ("shorter", "larger", "outcome"),
+    [
+        ((0.41, 0.43, 0.42), (0.40, 0.41, 0.42), "training"),
+        ((0.36, 0.36, 0.37), (0.40, 0.41, 0.42), "training"),  # above 0 or below, within .1
+        ((0.70, 0.72, 0.71), (0.40, 0.41, 0.42), "size"),
+        ((0.50, 0.52, 0.51), (0.40, 0.41, 0.42), "size"),  # .10 and its interval reaches beyond .1
+        ((0.2, 0.7, 0.5), (0.40, 0.41, 0.42), "undecided"),
+        ((0.10, 0.12, 0.11), (0.40, 0.41, 0.42), "undecided"),  # less in the smaller model is for neither
+    ],
+)
+def test_size_or_tokens_per_parameter(shorter: Sequence[float], larger: Sequence[float], outcome: str) -> None:
+    verdict = judge_training(make_table(*at_equal_training(shorter, larger)), "c4")
+    assert verdict is not None
+    assert (verdict.outcome, verdict.start) == (outcome, 0.0)
+    expected = ttest_ind(shorter, larger, equal_var=False).confidence_interval()
+    assert verdict.interval == pytest.approx((expected.low, expected.high))
+    assert verdict.excess == pytest.approx(sum(shorter) / 3 - sum(larger) / 3)
+
+
+def test_cores_that_train_other_models_decide_nothing() -> None:
+    """One arm on one seed is enough; and none may be missing."""
+    costs = (0.41, 0.43, 0.42), (0.40, 0.41, 0.42)
+    for start, outcome in ((-0.049, "training"), (0.051, "another device")):
+        files = at_equal_training(*costs, start=start)
+        verdict = judge_training(make_table(*files), "validation")
+        assert verdict is not None
+        assert (verdict.outcome, verdict.start) == (outcome, pytest.approx(abs(start)))
+    compared = [file for file in at_equal_training(*costs) if file.experiment == "gap_first_steps"]
+    for missing in (compared[-1:], compared):
+        files = [file for file in at_equal_training(*costs) if file not in missing]
+        verdict = judge_training(make_table(*files), "validation")
+        assert verdict is not None
+        assert (verdict.outcome, verdict.start) == ("another device", None)
+        assert verdict_lines(data_of(*files))[-1].endswith("first steps were not compared with a GPU's.")
+
+
+def test_on_a_gpu_nothing_has_to_be_compared() -> None:
+    files = at_equal_training((0.41, 0.43, 0.42), (0.40, 0.41, 0.42), on_gpu=True)
+    data = data_of(*(file for file in files if file.experiment != "gap_first_steps"))
+    verdict = judge_training(data.cells, "validation")
+    assert verdict is not None
+    assert verdict.outcome == "training"
+    assert "cores" not in "".join(verdict_lines(data))
+
+
+def test_size_or_training_takes_three_seeds_and_as_many_tokens_per_parameter() -> None:
+    costs = (0.4, 0.4, 0.5), (0.4, 0.4, 0.3)
+    assert judge_training(make_table(*at_equal_training(costs[0][:2], costs[1])), "validation") is None
+    half = {"tokens": 58_720_256, "vocab_size": 8192}
+    assert judge_training(make_table(*at_equal_training(*costs, settings=half)), "validation") is None
+    # GPT-2's vocabulary makes the main size as large as the other, on all tokens: that is no other training.
+    entries = {"tokens": 117_440_512, "vocab_size": 50_257}
+    large = at_equal_training(*costs, settings=entries, parameters=7.3e6)
+    assert judge_training(make_table(*large), "validation") is None
+
+
+def test_size_or_training_on_the_page() -> None:
+    data = data_of(*at_equal_training((0.70, 0.72, 0.71), (0.40, 0.41, 0.42)), *of_units())
+    found = gradient_rows(data)
+    assert found is not None
+    assert [row[:5] for row in found[1]][-2:] == [
+        ["1.9M", "128", "31 of 512", "15", ".710 (.685\u2013.735)"],
+        ["7.2M", "256", "61 of 1,024", "16", ".410 (.385\u2013.435)"],
+    ]
+    size = "under the plan's rule, it costs less in a larger model at equal tokens per parameter as well"
+    assert verdict_lines(data)[-2:] == [
+        "On C4, the gradient costs .710 (.685\u2013.735) nats at 1.9M parameters (15 tokens for each) and .410 "
+        f"(.385\u2013.435) nats at 7.2M parameters (16 tokens for each), .300 (.277\u2013.323) less: {size}.",
+        "The shorter runs were trained on cores. On the schedule of the recorded runs, the first 128 steps there and "
+        "on a GPU differ by at most .000 nats of training loss, by arm and seed; beyond 0.05 the shorter runs would "
+        "decide nothing.",
+    ]
+    assert training_sentence(data) == (
+        "At about as many tokens per parameter it costs .71, .71 and .71 nats at 1.9M parameters (15 tokens for each) "
+        f"and .41, .41 and .41 nats at 7.2M parameters (16 tokens for each): {size} (held-out text, WikiText-2 and C4)."
+    )
+    assert training_sentence(data_of(*of_units(), *SWEPT)) == ""

@@ -66,6 +66,9 @@ class Run:
     """How far the training loss ever rose above its lowest value before."""
     factors: Mapping[str, Factor] = field(default_factory=dict)
     """All that its first cell has, those of the arm included."""
+    curve: Mapping[int, float] = field(default_factory=dict)
+    """Training loss by step, each the mean since the step before."""
+    on_gpu: bool = True
 
     @property
     def diverged(self) -> bool:
@@ -208,6 +211,8 @@ def _run(path: Path, cells: Sequence[StoredCell]) -> Run | None:
         {text: tuple(nats[i] for i in sorted(nats)) for text, nats in parts.items()},
         largest_rise(curve) if curve else 0.0,
         first.factors,
+        curve,
+        "gpu" in first.provenance.hardware,
     )
 
 

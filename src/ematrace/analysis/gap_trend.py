@@ -83,25 +83,26 @@ def build_trend(table: Table, text: str = "validation") -> list[Contrast]:
     for experiment in (EXPERIMENT, SIZES, LARGEST):  # the second has arms of the first one's size as well
         for size in dict.fromkeys(map(str, table.values_of(experiment, "size"))):
             for run in runs_scored_on(table, experiment, size, text):
-                tokens, vocabulary = _budget(run)
+                tokens, vocabulary = budget_of(run)
                 if size != TOY and isinstance(tokens, int) and isinstance(vocabulary, int):
                     groups[size, tokens, vocabulary].append(run)
                     first.setdefault((size, tokens, vocabulary), experiment)
     for key, runs in groups.items():
         if key[0] == MAIN:  # the one decisive arm that `gap` does not have
-            runs += [run for run in _masked_of_units(table, text) if _budget(run) == key[1:]]
+            runs += [run for run in masked_of_units(table, text) if budget_of(run) == key[1:]]
     found = [_contrast(table, first[key], *key, runs, text) for key, runs in groups.items()]
     return sorted((c for c in found if c.differences or c.left_out), key=lambda c: c.tokens_per_parameter)
 
 
-def _masked_of_units(table: Table, text: str) -> list[Run]:
+def masked_of_units(table: Table, text: str) -> list[Run]:
     """SPEN's block with the true gradient, from the experiment that also has it with more units."""
     units = gap_design.SIZES[MAIN]["d_ff"]
     runs = runs_scored_on(table, UNITS, MAIN, text)
     return [run for run in runs if run.arm == MASKED and run.factors.get("units") == units]
 
 
-def _budget(run: Run) -> tuple[object, object]:
+def budget_of(run: Run) -> tuple[object, object]:
+    """Tokens and vocabulary."""
     return run.settings.get("tokens"), run.settings.get("vocab_size")
 
 

@@ -1,7 +1,8 @@
 """What the straight-through gradient of the top-k costs SPEN's block, by the units kept and by the size of the model.
 
 The cost is SPEN's nats less those of the same block with the true gradient, both with SPEN's load balance, paired by
-seed. `gap_units` changes the number of units, `gap_kept` how many of them are kept, sizes also width and depth.
+seed. `gap_units` changes the number of units, `gap_kept` how many of them are kept, sizes also width and depth. A
+larger model on the same text has fewer tokens for each parameter; so has the main one on less text.
 """
 
 from __future__ import annotations
@@ -14,24 +15,32 @@ from typing import Literal
 import numpy as np
 
 from ematrace.analysis.gap_design import SIZES, SPEN, kept_units
-from ematrace.analysis.gap_scores import MAIN, Run, Values, admit
+from ematrace.analysis.gap_scores import EXPERIMENT, MAIN, Run, Values, admit, runs_of
 from ematrace.analysis.gap_trend import (
     CONTRASTS,
     GRADIENT,
     LEAST_SEEDS,
     UNITS,
+    Contrast,
+    budget_of,
     build_trend,
+    masked_of_units,
     paired_difference,
     rate_of_plan,
     runs_scored_on,
 )
+from ematrace.analysis.gap_trend import SIZES as BY_SIZE
 from ematrace.intervals import welch_difference_interval
 from ematrace.results import Interval, Sample, Table
 
 BY_UNITS, BY_KEPT = UNITS, "gap_kept"
+DEVICES = "gap_first_steps"
 FEWEST, MOST = SIZES[MAIN]["d_ff"], SIZES["130m"]["d_ff"]  # units that the plan's rule compares
 BORDER = 0.1  # nats from the rule's border within which rates have to be swept first
 SAME_COST = 0.1  # nats by which costs may differ that count as the same
+SAME_TRAINING = 0.1  # share by which tokens per parameter may differ that count as the same
+FIRST_STEPS = 128
+SAME_START = 0.05  # nats of training loss over these steps
 
 
 @dataclass(frozen=True)
@@ -74,10 +83,13 @@ def costs_at_one_width(table: Table, text: str) -> list[GradientCost]:
 
 
 def costs_by_size(table: Table, text: str) -> list[GradientCost]:
-    """Of larger models at their own rates."""
+    """Of larger models at their own rates, and of the main one with other tokens or another vocabulary."""
+    main = (run for name in (EXPERIMENT, UNITS) for run in runs_scored_on(table, name, MAIN, text))
+    at_one_width = {(MAIN, *budget_of(run)) for run in main}
     found = []
     for one in build_trend(table, text):
-        if one.size != MAIN and (nats := one.differences.get(GRADIENT)) is not None:
+        nats, budget = one.differences.get(GRADIENT), (one.size, one.tokens, one.vocabulary)
+        if nats is not None and budget not in at_one_width:
             units, seeds = SIZES[one.size]["d_ff"], one.seeds[GRADIENT]
             model = (one.experiment, one.parameters, SIZES[one.size]["d_model"], units, kept_units(units))
             found.append(GradientCost(*model, one.tokens_per_parameter, nats, seeds))
@@ -158,6 +170,78 @@ def judge_kept(costs: Sequence[GradientCost]) -> dict[str, KeptVerdict]:
         if len(at_changed):
             found[name] = KeptVerdict(cost, usual, Sample(tuple(at_changed - at_usual)), only_above=name == "kept")
     return found
+
+
+@dataclass(frozen=True)
+class TrainingVerdict:
+    """Does a larger model pay less because it is larger, or because it has seen fewer tokens for each parameter?
+
+    By the plan, the main size on so few tokens is compared with it.
+    """
+
+    shorter: Contrast
+    larger: Contrast
+    on_cores: bool
+    """Whether a run of `shorter` was trained without a GPU."""
+    start: float | None
+    """The largest difference in training loss over the first steps between cores and a GPU, on the same schedule, by
+    arm and seed: whether cores make another experiment of it. None where an arm or seed was not compared."""
+
+    @property
+    def excess(self) -> float:
+        """Nats by which the gradient costs more in the smaller model."""
+        return self.shorter.differences[GRADIENT].mean - self.larger.differences[GRADIENT].mean
+
+    @property
+    def interval(self) -> Interval:
+        """Welch's: they are different models."""
+        shorter, larger = (np.array(one.differences[GRADIENT].values) for one in (self.shorter, self.larger))
+        return welch_difference_interval(shorter, larger)
+
+    @property
+    def outcome(self) -> Literal["training", "size", "undecided", "another device"]:
+        low, high = self.interval
+        if self.on_cores and (self.start is None or self.start > SAME_START):
+            return "another device"
+        if max(-low, high) <= SAME_COST:
+            return "training"
+        return "size" if low > 0 else "undecided"
+
+
+def judge_training(table: Table, text: str) -> TrainingVerdict | None:
+    """None where no larger model has about as many tokens per parameter as the main one on fewer tokens."""
+    found = [one for one in build_trend(table, text) if GRADIENT in one.differences and _enough_seeds(one)]
+    for shorter in (one for one in found if (one.size, one.experiment) == (MAIN, BY_SIZE)):
+        for larger in (one for one in found if one.size != MAIN and one.vocabulary == shorter.vocabulary):
+            if abs(shorter.tokens_per_parameter / larger.tokens_per_parameter - 1) <= SAME_TRAINING:
+                trained = [run for run in runs_scored_on(table, BY_SIZE, MAIN, text) if _is_of(run, shorter)]
+                on_cores = not all(run.on_gpu for run in trained)
+                return TrainingVerdict(shorter, larger, on_cores, _largest_start(table, trained))
+    return None
+
+
+def _enough_seeds(one: Contrast) -> bool:
+    return len(one.differences[GRADIENT].values) >= LEAST_SEEDS
+
+
+def _is_of(run: Run, one: Contrast) -> bool:
+    return run.arm in CONTRASTS[GRADIENT] and budget_of(run) == (one.tokens, one.vocabulary)
+
+
+def _largest_start(table: Table, runs: Sequence[Run]) -> float | None:
+    """See `TrainingVerdict.start`. Recorded runs of the whole budget have the same first steps."""
+    recorded = [*runs_of(table, EXPERIMENT, MAIN), *masked_of_units(table, "validation")]
+    on_gpu, on_cores = (
+        {(run.arm, run.seed, run.lr): run.curve.get(FIRST_STEPS) for run in found if run.on_gpu == gpu}
+        for gpu, found in ((True, recorded), (False, runs_of(table, DEVICES, MAIN)))
+    )
+    differences = []
+    for run in runs:
+        one, other = (of.get((run.arm, run.seed, run.lr)) for of in (on_gpu, on_cores))
+        if one is None or other is None:
+            return None
+        differences.append(abs(one - other))
+    return max(differences, default=None)
 
 
 def _on_common_seeds(*costs: GradientCost) -> list[Values]:

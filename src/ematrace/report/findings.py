@@ -26,7 +26,7 @@ from ematrace.report.gap import (
     shares_sentence,
     toy_text,
 )
-from ematrace.report.gradient_cost import gradient_sentence, share_sentence
+from ematrace.report.gradient_cost import gradient_sentence, share_sentence, training_sentence
 from ematrace.report.sections.accuracy import rows_by, samples_of
 from ematrace.report.sections.content import lag_chart
 from ematrace.report.sections.spen import RATE, STREAMS
@@ -110,8 +110,8 @@ def _gap_points(data: ReportData, gap: GapData) -> tuple[str, ...]:
     if not gap.chains or gap.scores.is_toy:
         return (toy_text(gap),) if gap.chains else ()
     larger = " ".join(filter(None, (share_sentence(data), largest_sentence(gap))))
-    points = (distance_sentence(gap), shares_sentence(gap), larger, gradient_sentence(data), mixers_sentence(gap))
-    return tuple(filter(None, points))
+    cost = (gradient_sentence(data), training_sentence(data))
+    return tuple(filter(None, (distance_sentence(gap), shares_sentence(gap), larger, *cost, mixers_sentence(gap))))
 
 
 def seeds_of(samples: Iterable[Sample | None]) -> str:

@@ -7,16 +7,20 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from ematrace.analysis.gap_scores import EXPERIMENT, TEXTS
-from ematrace.analysis.gap_trend import LEAST_SEEDS, build_trend
+from ematrace.analysis.gap_trend import GRADIENT, LEAST_SEEDS, build_trend
 from ematrace.analysis.gradient_cost import (
     BY_KEPT,
     BY_UNITS,
+    FIRST_STEPS,
+    SAME_START,
     GradientCost,
     KeptVerdict,
+    TrainingVerdict,
     UnitsVerdict,
     costs_at_one_width,
     costs_by_size,
     judge_kept,
+    judge_training,
     judge_units,
 )
 from ematrace.report.data import ReportData
@@ -35,6 +39,12 @@ KEPT_OUTCOMES = {
     "does not matter": "under the plan's rule, {} does not matter",
     "undecided": "whether {} matters is undecided",
     "too few seeds": f"the plan judges it from {LEAST_SEEDS} seeds on",
+}
+TRAINING_OUTCOMES = {
+    "training": "under the plan's rule, tokens per parameter explain why it costs less there after as many tokens",
+    "size": "under the plan's rule, it costs less in a larger model at equal tokens per parameter as well",
+    "undecided": "whether it costs less in a larger model at equal tokens per parameter is undecided",
+    "another device": "the shorter runs were trained on cores, which were not shown to be the same, and decide nothing",
 }
 WHAT_CHANGES = {"kept": "what is kept, at equal parameters and tokens,", "share": "the share kept, beside the number,"}
 START = "gap_start"
@@ -62,6 +72,11 @@ class GradientCosts:
     @cached_property
     def verdicts(self) -> dict[str, UnitsVerdict]:
         found = {text: judge_units(costs) for text, costs in self.by_text.items()}
+        return {text: verdict for text, verdict in found.items() if verdict is not None}
+
+    @cached_property
+    def of_training(self) -> dict[str, TrainingVerdict]:
+        found = {text: judge_training(self.data.cells, text) for text in TEXTS}
         return {text: verdict for text, verdict in found.items() if verdict is not None}
 
 
@@ -105,6 +120,25 @@ def share_sentence(data: ReportData) -> str:
         "In SPEN's own block, at equal tokens, the straight-through gradient is "
         f"{'; '.join(parts)} of the distance to GPT-2's: {texts}."
     )
+
+
+def training_sentence(data: ReportData) -> str:
+    """The gradient's cost at two sizes and about as many tokens per parameter; empty where that was not measured."""
+    verdicts = data.derived(GradientCosts).of_training
+    if not verdicts:
+        return ""
+    ends = [[getattr(verdict, end) for verdict in verdicts.values()] for end in ("shorter", "larger")]
+    parts = [
+        f"{listed([number(one.differences[GRADIENT].mean, 2) for one in of])} nats at {of[0].parameters / 1e6:.1f}M "
+        f"parameters ({number(of[0].tokens_per_parameter, 0)} tokens for each)"
+        for of in ends
+    ]
+    outcomes = {
+        outcome: [text_name(text) for text, verdict in verdicts.items() if verdict.outcome == outcome]
+        for outcome in TRAINING_OUTCOMES
+    }
+    said = "; ".join(f"{TRAINING_OUTCOMES[outcome]} ({listed(texts)})" for outcome, texts in outcomes.items() if texts)
+    return f"At about as many tokens per parameter it costs {' and '.join(parts)}: {said}."
 
 
 def gradient_sentence(data: ReportData, text: str = "validation") -> str:
@@ -167,18 +201,43 @@ def kept_text(name: str, verdict: KeptVerdict) -> str:
     )
 
 
+def training_text(verdict: TrainingVerdict) -> str:
+    """The same cost at two sizes and about as many tokens for each parameter."""
+    costs = [
+        f"{nats_text(one.differences[GRADIENT])} nats at {one.parameters / 1e6:.1f}M parameters "
+        f"({number(one.tokens_per_parameter, 0)} tokens for each)"
+        for one in (verdict.shorter, verdict.larger)
+    ]
+    less = f"{number(verdict.excess, 3)} ({interval(verdict.interval, 3)})"
+    return f"the gradient costs {' and '.join(costs)}, {less} less: {TRAINING_OUTCOMES[verdict.outcome]}"
+
+
+def device_text(verdict: TrainingVerdict) -> str:
+    """Whether cores, on which the shorter runs were trained, make another experiment of them."""
+    if verdict.start is None:
+        return "The shorter runs were trained on cores, whose first steps were not compared with a GPU's"
+    return (
+        f"The shorter runs were trained on cores. On the schedule of the recorded runs, the first {FIRST_STEPS} steps "
+        f"there and on a GPU differ by at most {number(verdict.start, 3)} nats of training loss, by arm and seed; "
+        f"beyond {SAME_START:g} the shorter runs would decide nothing"
+    )
+
+
 def verdict_lines(data: ReportData) -> list[str]:
-    """On every text: more units, then how many of them are kept."""
+    """On every text: more units, how many of them are kept, then size or training."""
     costs = data.derived(GradientCosts)
     lines = [f"On {text_name(text)}, {verdict_text(verdict)}." for text, verdict in costs.verdicts.items()]
     for text, verdicts in costs.of_kept.items():
         lines += [f"On {text_name(text)}, {kept_text(name, verdict)}." for name, verdict in verdicts.items()]
+    lines += [f"On {text_name(text)}, {training_text(verdict)}." for text, verdict in costs.of_training.items()]
+    on_cores = [verdict for verdict in costs.of_training.values() if verdict.on_cores]
+    lines += [f"{device_text(verdict)}." for verdict in on_cores[:1]]
     return lines
 
 
 def gradient_share_rows(data: ReportData) -> tuple[list[str], list[list[str]]] | None:
-    """By size and text, the distance from SPEN's block to GPT-2's and the part of it that is the gradient's cost."""
-    rows = []
+    """By size, tokens and text, the distance from SPEN's block to GPT-2's and the part of it that is the gradient's."""
+    rows: list[tuple[tuple[float, float], list[str]]] = []
     for text in TEXTS:
         for one in build_trend(data.cells, text):
             if (part := one.gradient) is None:
@@ -186,10 +245,11 @@ def gradient_share_rows(data: ReportData) -> tuple[list[str], list[list[str]]] |
             about = [f"{one.parameters / 1e6:.1f}M", f"{one.vocabulary:,}", number(one.tokens_per_parameter, 0)]
             about.append(text_name(text))
             seeds = len(part.part.values)
-            rows.append([*about, nats_text(part.whole), nats_text(part.part), share_text(part), str(seeds)])
+            row = [*about, nats_text(part.whole), nats_text(part.part), share_text(part), str(seeds)]
+            rows.append(((one.parameters, -one.tokens_per_parameter), row))
     heads = ["parameters", "vocabulary", "tokens per parameter", "text", "SPEN's block to GPT-2's"]
     heads += ["the gradient's cost", "share", "seeds"]
-    return (heads, sorted(rows, key=lambda row: float(row[0][:-1]))) if rows else None
+    return (heads, [row for _, row in sorted(rows, key=lambda found: found[0])]) if rows else None
 
 
 def start_rows(data: ReportData) -> tuple[list[str], list[list[str]]] | None:

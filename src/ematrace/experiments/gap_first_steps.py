@@ -1,0 +1,83 @@
+"""The first steps of SPEN's block under both gradients, on the schedule of the whole budget: losses and nothing else.
+
+Runs on cores (`--device cpu`) may stand beside recorded ones of a GPU only if they are the same experiment. A whole run
+would take hours there; its first steps take minutes, and their losses can be laid beside the recorded ones.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import asdict, replace
+from pathlib import Path
+from statistics import fmean
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from ematrace.experiments.base import Context, Experiment, Point, number
+from ematrace.experiments.gap_rates import RATES
+from ematrace.experiments.gap_sizes import MASKED, rate_at
+from ematrace.experiments.gap_task import CURVE, SETTINGS, SPEN, TRAINING, Arm, budget_of, train_arm
+from ematrace.results import Row
+
+STEPS = {"toy": 8, "2m": CURVE}  # as many as the first point of a recorded curve is the mean of
+
+
+class _EnoughError(Exception):
+    """The steps that were asked for are done."""
+
+
+def grid(scale: str, seeds: int) -> Iterable[Point]:
+    """Without a GPU, unless cores are to stand in for it, one toy, which shows that it runs."""
+    if scale != "gpu":
+        yield Point({**asdict(MASKED), "size": "toy", "lr": RATES[0]}, 0)
+        return
+    for seed in range(seeds):
+        for arm in (SPEN, MASKED):
+            if (lr := rate_at(arm, "2m")) is not None:
+                yield Point({**asdict(arm), "size": "2m", "lr": lr}, seed)
+
+
+def measure(ctx: Context, *, size: str, lr: float, **arm: Any) -> list[Row]:
+    steps = ctx.settings["steps"]
+    with TemporaryDirectory(dir=ctx.scratch) as folder:
+        out = Path(folder) / "run"
+        with suppress(_EnoughError):
+            train_arm(replace(ctx, progress=_stop_after(steps, ctx.progress)), Arm(**arm), size, lr, out)
+        lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    nats = fmean(line["cross_entropy"] for line in lines[:steps])
+    return [Row({"step": steps}, {"train_nats": number(nats, unit="nats", better="low")})]
+
+
+def _stop_after(steps: int, progress: Callable[[float], None]) -> Callable[[float], None]:
+    """Training reports its progress once after each step."""
+    done = 0
+
+    def report(share: float) -> None:
+        nonlocal done
+        done += 1
+        progress(TRAINING * done / steps)
+        if done == steps:
+            raise _EnoughError
+
+    return report
+
+
+def budget(point: Point, settings: Mapping[str, Any]) -> Mapping[str, Any]:
+    found = budget_of(point, settings)
+    return found if settings["steps"] is not None else {**found, "steps": STEPS[str(point.factors["size"])]}
+
+
+EXPERIMENT = Experiment(
+    "gap_first_steps",
+    "The first steps of training, to compare devices",
+    grid=grid,
+    measure=measure,
+    needs="any",
+    data="builtin",
+    settings={**SETTINGS, "steps": None},
+    derived=budget,
+    seeds=3,
+    seconds=3,
+)
