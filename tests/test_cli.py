@@ -6,6 +6,7 @@ import html
 import json
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,8 @@ from rich.console import Console
 
 from cells_support import make_file
 from cli_support import exit_status
-from ematrace.cli.reproduce import Reproduce, experiments_for, reproduce
+from ematrace.cli.reproduce import Reproduce, bears_on_any, experiments_for, reproduce
+from ematrace.experiments.runner import Request, make_plan
 from ematrace.ledger import load_claims
 from ematrace.results import Metric, Row, write_file
 from runner_support import files_in, working_in, write_own
@@ -301,6 +303,31 @@ def test_claims_stand_for_their_experiments():
     assert experiments_for(["c09", "trace_probe"], claims) == ("trace_probe", "supervised")
     assert experiments_for(["supervised", "C09"], claims) == ("supervised", "trace_probe")
     assert experiments_for(["robustness", "./x.py"], claims) == ("robustness", "./x.py")
+
+
+def test_a_claim_runs_what_it_rests_on_and_nothing_else(call):
+    """`gap_predictors` has the ablation of two claims and of sizes and blocks that neither speaks of."""
+    claims = load_claims()
+    plan = make_plan(Request(("gap_predictors", "gap"), scale="gpu", data="builtin"))
+    for name, sizes in (("C30", {"2m"}), ("F1", {"130m"}), ("C27", {"ablation"})):
+        units = plan.only(partial(bears_on_any, [claims.find(name)])).units
+        assert {unit.factors["size"] for unit in units} == sizes
+        assert {unit.experiment for unit in units} == {"gap_predictors"}
+        for selector in claims.find(name).selectors:
+            where = {key: value for key, value in selector.where.items() if key in units[0].factors}
+            fitting = [u for u in plan.units if where.items() <= u.factors.items() and u.experiment == "gap_predictors"]
+            assert set(fitting) <= set(units)  # no unit that it asks for was left out
+    status, out, _ = call("reproduce", "F1", "--scale", "gpu", "--data", "builtin", "--dry-run")
+    assert (status, out.count("to run  gap_predictors")) == (0, 3)
+    _, whole, _ = call("reproduce", "F1", "gap_predictors", "--scale", "gpu", "--data", "builtin", "--dry-run")
+    assert "ablation" in whole  # an experiment that is named runs whole
+
+
+def test_what_only_unwanted_units_miss_is_not_missing():
+    plan = make_plan(Request(("spen_streaming", "position"), out=Path("nowhere")))
+    assert list(plan.missing) == ["spen_streaming"]
+    left = plan.only(lambda unit: unit.experiment == "position")
+    assert (left.missing, [unit.experiment for unit in left.units]) == ({}, ["position"])
 
 
 def test_nothing_means_everything_that_bears_on_a_claim():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import pytest
 from rich.console import Console, RenderableType
@@ -130,6 +131,18 @@ class TestCard:
         assert "figures ✓ SPCN" in text or "figures ✗ SPCN" in text or "figures ◐ SPCN" in text
         assert "directions" not in text
         assert text.count("BiGRU") == 3  # in the claim, in what it waits for and in the control
+
+    def test_what_cannot_be_judged_has_no_sign_that_it_holds_or_fails(
+        self, cells: Table, cards: dict[str, tuple[LedgerRow, str]]
+    ) -> None:
+        chosen = cells.at(load_claims().defaults)
+        judged = [(row, text) for row, text in cards.values() if row.checks and {"✓", "✗"} & set(text.split())]
+        assert len(judged) > 5
+        for row, before in judged:
+            other = replace(row, verdict="not testable here")
+            words = text_of(claim_card(other, load_claims()[row.id], chosen)).split("\n", 1)[1].split()
+            assert not {"✓", "✗", "◐"} & set(words), row.id
+            assert words.count("⊘") == sum(before.split("\n", 1)[1].split().count(sign) for sign in "✓✗◐○"), row.id
 
     def test_it_names_claim_verdict_figure_evidence_and_command(self, cards: dict[str, tuple[LedgerRow, str]]) -> None:
         for row, text in cards.values():

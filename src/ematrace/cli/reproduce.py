@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -52,6 +53,8 @@ def reproduce(command: Reproduce, console: Console, error_console: Console) -> N
 
     claims = all_claims(load_claims(), command)  # a claim that is wrong is found out before anything runs
     plan = make_plan(replace(command, names=experiments_for(command.names, claims, command.scale)))
+    if all(claims.get(name) is not None for name in command.names) and command.names:
+        plan = plan.only(partial(bears_on_any, [claims.find(name) for name in command.names]))
     if not command.names:
         plan = plan.without_missing()
     if command.dry_run:
@@ -153,6 +156,14 @@ def experiments_for(names: Sequence[str], claims: Claims, scale: str = "cpu") ->
             others = f"; experiments: {', '.join(known)}; claims: {claims.ids}; your own: ./file.py or package.module"
             raise ValueError(f"unknown experiment or claim {name!r}{hint or others}")
     return tuple(dict.fromkeys(found))
+
+
+def bears_on_any(claims: Sequence[Claim], unit: Unit) -> bool:
+    """Whether some claim, or its control, speaks of cells that this unit may have; factors that only rows have do not
+    count."""
+    selectors = [s for claim in claims for s in (*claim.selectors, *(claim.control.of if claim.control else ()))]
+    wheres = [selector.where for selector in selectors if selector.experiment == unit.experiment]
+    return any(all(unit.factors.get(name, value) == value for name, value in where.items()) for where in wheres)
 
 
 def _bears_on(experiment: str, claim: Claim, scale: str) -> bool:

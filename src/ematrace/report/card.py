@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ematrace.ledger import Check, Claim, Direction, LedgerRow, PaperFigure, tolerance_band
+from ematrace.ledger.verdicts import NOT_TESTABLE
 from ematrace.report.formatting import digits, fold_paths, interval, number, plural
 from ematrace.report.verdicts import (
     ALWAYS_NAMED,
@@ -26,6 +27,7 @@ from ematrace.results import Table as Results
 from ematrace.results.schema import SCALES
 
 METHODS = {"welch": "Welch", "newcombe": "Newcombe", "delta": "delta method"}
+NOT_JUDGED = (look_of(NOT_TESTABLE).sign, "", "dim")
 LETTERS = re.compile(r"Δ?[WTD]")
 LEGEND = "accuracy: W within grammar A, T on transfer to grammar B, D on deep roles"
 
@@ -60,13 +62,14 @@ def _lines(row: LedgerRow, claim: Claim, cells: Results) -> Iterator[tuple[str, 
         yield "to run it", Text(row.command)
     for files in _ambiguous(claim, cells):
         yield "left out", Text(files)
+    judged = row.verdict != NOT_TESTABLE  # else what was measured is shown, and no sign says that it holds or fails
     checks = row.checks[: len(claim.direction)]
     if measured := [(d, c) for d, c in zip(claim.direction, checks, strict=True) if not c.missing]:
-        yield "directions", _table(_direction(d, c, names) for d, c in measured)
+        yield "directions" if judged else "not judged", _table(_direction(d, c, names, judged) for d, c in measured)
     checks = row.checks[len(claim.direction) :]
     of_figures = zip(claim.figure, checks, short_names(claim.figure), strict=True)
     if found := [(f, c, name) for f, c, name in of_figures if not c.missing]:
-        yield "figures", _table(_figure(f, c, name) for f, c, name in found)
+        yield "figures" if judged else "not judged", _table(_figure(f, c, name, judged) for f, c, name in found)
     if claim.note:
         yield "note", Text(claim.note)
     if claim.written:
@@ -134,8 +137,8 @@ def _table(rows: Iterator[tuple[Text, Text]]) -> Table:
     return table
 
 
-def _direction(direction: Direction, check: Check, names: dict[Selector, str]) -> tuple[Text, Text]:
-    sign, _, style = outcome(check)
+def _direction(direction: Direction, check: Check, names: dict[Selector, str], judged: bool) -> tuple[Text, Text]:
+    sign, _, style = outcome(check) if judged else NOT_JUDGED
     shown, spread = _compared(direction, check, names), _spread(check)
     if direction.interval == "tokens" and check.beside is not None:
         spread += f"; over seeds {outcome(check.beside)[1]}: {_spread(check.beside)}"
@@ -166,10 +169,10 @@ def _spread(check: Check) -> str:
     return f"{number(check.difference, signed=True)}{ends}, {method}"
 
 
-def _figure(figure: PaperFigure, check: Check, name: str) -> tuple[Text, Text]:
+def _figure(figure: PaperFigure, check: Check, name: str, judged: bool) -> tuple[Text, Text]:
     low, _ = band = figure.band or tolerance_band(figure.paper, figure.kind)
     allowed = f"at least {number(low)}" if figure.kind == "speed" else f"in {interval(band)}"
-    sign, _, style = outcome(check)
+    sign, _, style = outcome(check) if judged else NOT_JUDGED
     ends = "" if check.interval is None or check.left is None else f" ({interval(check.interval, digits(check.left))})"
     return Text.assemble((sign, style), f" {name} {number(check.left)}{ends}"), Text(
         f"paper {number(figure.paper)}; ours must be {allowed}"

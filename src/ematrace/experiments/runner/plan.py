@@ -7,7 +7,7 @@ import inspect
 import json
 import shlex
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -55,6 +55,13 @@ class Plan:
     def without_missing(self) -> Plan:
         """Only the units that can run here; what the others miss is still known."""
         return replace(self, units=tuple(unit for unit in self.units if unit.experiment not in self.missing))
+
+    def only(self, wanted: Callable[[Unit], bool]) -> Plan:
+        """Without the units that nobody wants, and what those alone miss."""
+        units = tuple(unit for unit in self.units if wanted(unit))
+        left = {unit.experiment for unit in units if unit not in self.there}
+        missing = {name: needs for name, needs in self.missing.items() if name in left}
+        return replace(self, units=units, there=self.there & set(units), missing=missing)
 
     def needs_text(self, asked: Sequence[str]) -> str:
         """One line: what is missing, then the command if there is one; `asked` are the names that were typed."""

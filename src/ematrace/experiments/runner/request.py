@@ -33,8 +33,8 @@ class Request:
     )
     seeds: int | None = _option(
         None,
-        "Seeds of each experiment (default: 1, with intervals over tokens); for robustness, the number of drawn "
-        "grammars (default: 4, and only the quick experiments).",
+        "Seeds of each experiment (default: each one's own, mostly 1 with intervals over tokens); for robustness, the "
+        "number of drawn grammars (default: 4, and only the quick experiments).",
     )
     data: str | None = _option(
         None, "Text for experiments that read some: builtin, a path or glob, or hf:NAME[/CONFIG]."
