@@ -15,7 +15,7 @@ from ematrace.ledger import build_ledger, load_claims
 from ematrace.report.data import ReportData
 from ematrace.report.gradient_halves import halves_rows
 from ematrace.report.page import render_report
-from ematrace.results import CellFile
+from ematrace.results import CellFile, Metric
 from gap_support import run
 
 Costs = Mapping[str, Sequence[float]]
@@ -100,3 +100,14 @@ def test_the_page_has_the_table() -> None:
     assert found is not None
     assert found[1][0][-2] == "the weights of dropped units"
     assert halves_rows(ReportData(make_table(), claims, ())) is None
+
+
+def test_a_run_whose_loss_is_not_known_is_no_seed() -> None:
+    files = runs(HARM_BELOW)
+    broken = next(file for file in files if (file.factors["ffn"], file.seed) == (BOTH, 2))
+    for row in broken.cells:
+        if "nats" in row.metrics:
+            row.metrics["nats"] = Metric(None, "nats", 1000)
+    [found] = build_halves(make_table(*files))
+    assert found.seeds == (0, 1)
+    assert found.outcome == "too few seeds"
