@@ -9,6 +9,7 @@ after it. Results go to this checkout's results/. Runs that are recorded are not
 early is continued by the next one. After --seconds, on Ctrl-C and on SIGTERM everything is stopped: what is written is
 whole, what was running is lost. Where NVIDIA's MPS is installed (`nvidia-cuda-mps-control -d` starts it), more
 processes share the GPU well. Exit code 1 if a stage failed or was stopped.
+On cores (`--device cpu`) use `ematrace reproduce`.
 """
 
 from __future__ import annotations

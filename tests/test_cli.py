@@ -6,6 +6,7 @@ import html
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -308,26 +309,32 @@ def test_claims_stand_for_their_experiments():
 def test_a_claim_runs_what_it_rests_on_and_nothing_else(call):
     """`gap_predictors` has the ablation of two claims and of sizes and blocks that neither speaks of."""
     claims = load_claims()
-    plan = make_plan(Request(("gap_predictors", "gap"), scale="gpu", data="builtin"))
+    request = Request(("gap_predictors", "gap"), scale="gpu", data="builtin")
+    everything = make_plan(request).units
     for name, sizes in (("C30", {"2m"}), ("F1", {"130m"}), ("C27", {"ablation"})):
-        units = plan.only(partial(bears_on_any, [claims.find(name)])).units
+        units = make_plan(request, partial(bears_on_any, [claims.find(name)])).units
         assert {unit.factors["size"] for unit in units} == sizes
         assert {unit.experiment for unit in units} == {"gap_predictors"}
         for selector in claims.find(name).selectors:
             where = {key: value for key, value in selector.where.items() if key in units[0].factors}
-            fitting = [u for u in plan.units if where.items() <= u.factors.items() and u.experiment == "gap_predictors"]
-            assert set(fitting) <= set(units)  # no unit that it asks for was left out
+            fitting = [u for u in everything if where.items() <= u.factors.items() and u.experiment == "gap_predictors"]
+            assert {u.file_name for u in fitting} <= {u.file_name for u in units}  # none that it asks for is left out
     status, out, _ = call("reproduce", "F1", "--scale", "gpu", "--data", "builtin", "--dry-run")
     assert (status, out.count("to run  gap_predictors")) == (0, 3)
     _, whole, _ = call("reproduce", "F1", "gap_predictors", "--scale", "gpu", "--data", "builtin", "--dry-run")
     assert "ablation" in whole  # an experiment that is named runs whole
+    only = ("--scale", "gpu", "--data", "builtin", "--only", "size=130m")
+    status, _, err = call("reproduce", "C30", *only)
+    assert (status, "--only: no unit has size=130m" in err) == (2, True)
 
 
-def test_what_only_unwanted_units_miss_is_not_missing():
-    plan = make_plan(Request(("spen_streaming", "position"), out=Path("nowhere")))
-    assert list(plan.missing) == ["spen_streaming"]
-    left = plan.only(lambda unit: unit.experiment == "position")
-    assert (left.missing, [unit.experiment for unit in left.units]) == ({}, ["position"])
+def test_a_claim_runs_its_control_in_its_own_experiments():
+    claim, request = load_claims().find("C39"), Request(("gap_130m",), scale="gpu", data="builtin")
+    assert claim.control is not None
+    with_it, without = (
+        make_plan(request, partial(bears_on_any, [c])).units for c in (claim, replace(claim, control=None))
+    )
+    assert len(without) < len(with_it) <= len(make_plan(request).units)
 
 
 def test_nothing_means_everything_that_bears_on_a_claim():

@@ -9,7 +9,7 @@ import pytest
 from ematrace.experiments import gap_first_steps
 from ematrace.experiments.base import Context
 from ematrace.experiments.gap_sizes import MASKED, rate_at
-from ematrace.experiments.gap_task import SPEN, Arm, measure_arm, training_curve
+from ematrace.experiments.gap_task import SPEN, Arm, measure_arm, train_arm, training_curve
 
 SETTINGS = {
     **{"tokens": 24 * 4 * 32, "sequences": 4, "length": 32, "warmup": 2, "vocab_size": 300, "windows": 8},
@@ -47,3 +47,18 @@ def test_points_are_those_of_the_recorded_runs() -> None:
     assert len(points) == 6
     settings = gap_first_steps.EXPERIMENT.resolve_settings(points[0], gap_first_steps.EXPERIMENT.settings)
     assert (settings["steps"], settings["tokens"], settings["warmup"]) == (128, 3584 * 64 * 512, 200)
+
+
+@pytest.mark.parametrize(("scale", "precision"), [("gpu", "bfloat16"), ("cpu", None)])
+def test_cores_that_stand_in_for_a_gpu_train_as_it_does(monkeypatch, tmp_path, scale, precision) -> None:
+    seen = []
+    monkeypatch.setattr("ematrace.experiments.gap_task.train_model", lambda ctx, config, share: seen.append(config))
+    ctx = Context(seed=3, data="builtin", settings=SETTINGS, scale=scale, device="cpu")
+    train_arm(ctx, Arm(**asdict(MASKED)), "toy", 0.01, tmp_path)
+    assert (seen[0].precision, seen[0].device) == (precision, "cpu")
+
+
+def test_fewer_steps_than_asked_for_are_an_error() -> None:
+    ctx = Context(seed=3, data="builtin", settings={**SETTINGS, "steps": 25})
+    with pytest.raises(ValueError, match="steps: 25, and the run has 24"):
+        gap_first_steps.measure(ctx, size="toy", lr=0.01, **asdict(MASKED))

@@ -11,6 +11,7 @@ from scipy.stats import ttest_ind
 
 from cells_support import make_file, make_provenance, make_table
 from ematrace.analysis.gap_design import CHAIN, ArmFactors, kept_units
+from ematrace.analysis.gap_scores import admit, runs_of
 from ematrace.analysis.gap_trend import CONTRASTS, GRADIENT
 from ematrace.analysis.gradient_cost import (
     GradientCost,
@@ -338,6 +339,7 @@ def test_before_training_beside_the_cost_after_it() -> None:
     assert start_rows(data_of(*of_units(), *SWEPT)) is None
 
 
+GPU = {"provenance": make_provenance(hardware={"cpu": "x", "gpu": "y"})}
 QUARTER = {"tokens": 29_360_128, "vocab_size": 8192}  # 15 tokens for each of 1.9M parameters
 
 
@@ -350,17 +352,16 @@ def at_equal_training(
     """
     first = {(arm, seed): 8.0 + seed - 0.5 * (arm == MASKED) for arm in (SPEN, MASKED) for seed in range(3)}
     whole = {SPEN: {"experiment": "gap"}, MASKED: {"experiment": "gap_units", "units": 512}}
-    hardware = {"provenance": make_provenance(hardware={"cpu": "x", "gpu": "y"})}
-    files = [run(arm, s, 5.0, 5.0, curve={128: x, 256: 0.0}, **whole[arm], **hardware) for (arm, s), x in first.items()]
+    files = [run(arm, s, 5.0, 5.0, curve={128: x, 256: 0.0}, **whole[arm], **GPU) for (arm, s), x in first.items()]
     files += [
         run(arm, seed, 9.0, 9.0, experiment="gap_first_steps", curve={128: x + start * ((arm, seed) == (MASKED, 2))})
         for (arm, seed), x in first.items()
     ]
-    of_both = {"experiment": "gap_sizes", "settings": QUARTER, **(hardware if on_gpu else {}), **changes}
+    of_both = {"experiment": "gap_sizes", "settings": QUARTER, **(GPU if on_gpu else {}), **changes}
     for seed, cost in enumerate(shorter):
         files.append(run(SPEN, seed, 5.5 + cost, 5.5 + cost, curve={128: 1.0}, **of_both))
         files.append(run(MASKED, seed, 5.5, 5.5, curve={128: 1.0}, **of_both))
-    more = pair(larger, 3.0, size="7m", experiment="gap_sizes", parameters=7.2e6, **hardware)
+    more = pair(larger, 3.0, size="7m", experiment="gap_sizes", parameters=7.2e6, **GPU)
     own = sweep((SPEN, MASKED), experiment="gap_size_rates", size="7m")
     return [*files, *more, *own, *SWEPT]
 
@@ -393,6 +394,7 @@ def test_cores_that_train_other_models_decide_nothing() -> None:
         verdict = judge_training(make_table(*files), "validation")
         assert verdict is not None
         assert (verdict.outcome, verdict.start) == (outcome, pytest.approx(abs(start)))
+        assert verdict_lines(data_of(*files))[-1].endswith("decide nothing.") == (outcome == "another device")
     compared = [file for file in at_equal_training(*costs) if file.experiment == "gap_first_steps"]
     for missing in (compared[-1:], compared):
         files = [file for file in at_equal_training(*costs) if file not in missing]
@@ -400,6 +402,42 @@ def test_cores_that_train_other_models_decide_nothing() -> None:
         assert verdict is not None
         assert (verdict.outcome, verdict.start) == ("another device", None)
         assert verdict_lines(data_of(*files))[-1].endswith("first steps were not compared with a GPU's.")
+
+
+def test_only_the_runs_behind_the_costs_are_compared_and_only_on_one_schedule() -> None:
+    costs = (0.41, 0.43, 0.42), (0.40, 0.41, 0.42)
+    quarter = {"experiment": "gap_sizes", "settings": QUARTER}
+    beside = [run(SPEN, 3, 9.0, 9.0, **quarter), run(SPEN, 0, 9.0, 9.0, lr=0.016, **quarter)]
+    verdict = judge_training(make_table(*at_equal_training(*costs), *beside), "validation")
+    assert verdict is not None
+    assert (verdict.outcome, verdict.start) == ("training", 0.0)
+    for changes in ({"settings": {"tokens": 117_440_512, "vocab_size": 8192, "warmup": 9}}, GPU):
+        files = [
+            CellFile(**{**vars_of(file), **changes}) if file.experiment == "gap_first_steps" else file
+            for file in at_equal_training(*costs)
+        ]
+        verdict = judge_training(make_table(*files), "validation")
+        assert verdict is not None
+        assert verdict.start is None
+
+
+def vars_of(file: CellFile) -> dict[str, Any]:
+    return {name: getattr(file, name) for name in file.__struct_fields__}
+
+
+def test_cores_and_a_gpu_do_not_stand_side_by_side() -> None:
+    """What most runs have decides; the others are left out, and it is said why."""
+    files = pair((0.3, 0.32, 0.31), 3.0, size="7m", experiment="gap_sizes", parameters=7e6, **GPU)
+    own = sweep((SPEN, MASKED), experiment="gap_size_rates", size="7m")
+    other = run(SPEN, 3, 3.5, 3.5, size="7m", experiment="gap_sizes", parameters=7e6)
+    scores = admit(runs_of(make_table(*files, other, *own), "gap_sizes", "7m"), "7m", lambda arm, rates: rates[0])
+    assert sorted(scores.arms[SPEN]) == [0, 1, 2]
+    assert scores.dropped[0].endswith("trained on cores")
+
+
+def test_more_in_the_larger_model_is_said_as_such() -> None:
+    data = data_of(*at_equal_training((0.10, 0.12, 0.11), (0.40, 0.41, 0.42)))
+    assert ", .300 (.277\u2013.323) more: whether" in verdict_lines(data)[-2]
 
 
 def test_on_a_gpu_nothing_has_to_be_compared() -> None:
@@ -435,11 +473,11 @@ def test_size_or_training_on_the_page() -> None:
         "On C4, the gradient costs .710 (.685\u2013.735) nats at 1.9M parameters (15 tokens for each) and .410 "
         f"(.385\u2013.435) nats at 7.2M parameters (16 tokens for each), .300 (.277\u2013.323) less: {size}.",
         "The shorter runs were trained on cores. On the schedule of the recorded runs, the first 128 steps there and "
-        "on a GPU differ by at most .000 nats of training loss, by arm and seed; beyond 0.05 the shorter runs would "
-        "decide nothing.",
+        "on a GPU differ by at most .000 nats of training loss, by arm and seed; the plan allows .05.",
     ]
     assert training_sentence(data) == (
-        "At about as many tokens per parameter it costs .71, .71 and .71 nats at 1.9M parameters (15 tokens for each) "
+        "At about as many tokens per parameter, the straight-through gradient costs .71, .71 and .71 nats at 1.9M "
+        "parameters (15 tokens for each) "
         f"and .41, .41 and .41 nats at 7.2M parameters (16 tokens for each): {size} (held-out text, WikiText-2 and C4)."
     )
     assert training_sentence(data_of(*of_units(), *SWEPT)) == ""

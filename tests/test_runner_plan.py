@@ -11,13 +11,15 @@ from pathlib import Path
 
 import pytest
 
+from cells_support import make_file, make_provenance, make_row
 from ematrace.experiments import EXPERIMENTS, Experiment, Point, factorial
 from ematrace.experiments.__main__ import main, read_request
-from ematrace.experiments.runner import Request, make_plan
+from ematrace.experiments.runner import Request, make_plan, worker
 from ematrace.experiments.runner import plan as planning
 from ematrace.experiments.runner.listing import unit_lines
 from ematrace.experiments.runner.request import change_settings
 from ematrace.experiments.runner.units import Unit, expected_seconds, jobs_of, phases_of
+from ematrace.results import CellFile, write_file
 from runner_support import working_in, write_own
 
 QUICK = ("trace_probe", "position", "distances")
@@ -34,7 +36,16 @@ def keys(units) -> list[tuple[str, str]]:
 
 
 def unit_of(name: str, group: str, seconds: float, **changes) -> Unit:
-    fields = {"factors": {}, "seed": 0, "scale": "cpu", "settings": {}, "data": None, "command": "", "folder": "."}
+    fields = {
+        "factors": {},
+        "seed": 0,
+        "scale": "cpu",
+        "device": "cpu",
+        "settings": {},
+        "data": None,
+        "command": "",
+        "folder": ".",
+    }
     return Unit(name, name, **{**fields, **changes}, group=group, seconds=seconds)
 
 
@@ -441,13 +452,54 @@ def test_cores_stand_in_for_a_gpu_only_when_asked(monkeypatch):
     ("request_", "why"),
     [
         (Request(("gap_halves",), device="cpu"), "--device cpu: it goes with --scale gpu"),
-        (Request(("spen_streaming",), scale="gpu", device="cpu"), "--device cpu: spen_streaming measures a GPU"),
         (Request(("gap_halves",), scale="gpu", device="cpu", per_gpu=2), "--per-gpu: none of these"),
     ],
 )
 def test_cores_cannot_stand_in_for_everything(request_, why):
     with pytest.raises(ValueError, match=why):
         make_plan(request_)
+
+
+def test_what_measures_a_gpu_is_left_out_on_cores(monkeypatch):
+    monkeypatch.setattr(planning, "_sees_gpu", lambda request: False)
+    plan = make_plan(Request(("gap_halves", "spen_streaming", "position"), scale="gpu", device="cpu"))
+    assert list(plan.missing) == ["spen_streaming"]
+    assert plan.needs_text(["spen_streaming"]).startswith("spen_streaming needs a GPU, which it measures: ")
+    assert {unit.experiment for unit in plan.without_missing().units} == {"gap_halves", "position"}
+    assert {unit.device for unit in plan.units} == {"cpu"}
+    on_gpu = make_plan(Request(("gap_halves", "position"), scale="gpu"))
+    assert {(unit.experiment, unit.device) for unit in on_gpu.units} == {("gap_halves", "cuda"), ("position", "cpu")}
+
+
+def test_what_cores_measured_is_there_for_cores_alone(monkeypatch, away):
+    """A GPU measures it again; what a GPU measured is there for both."""
+    monkeypatch.setattr(planning, "_sees_gpu", lambda request: True)
+    asked = Request(("gap_halves",), scale="gpu", out=away, only=("seed=0", "lr=0.004", "ffn=topk_ste"))
+    [unit] = make_plan(asked).units
+    of = {"experiment": unit.experiment, "factors": unit.factors, "settings": unit.settings, "scale": "gpu"}
+    for hardware, there in (({"cpu": "x"}, (False, True)), ({"cpu": "x", "gpu": "y"}, (True, True))):
+        write_file(make_file(make_row({"nats": 1.0}), provenance=make_provenance(hardware=hardware), **of), away)
+        found = [bool(make_plan(replace(asked, device=device)).there) for device in ("cuda", "cpu")]
+        assert tuple(found) == there
+
+
+def test_a_unit_runs_on_its_device_and_says_so(monkeypatch):
+    """Even on a machine with a GPU, which its file must not name then."""
+    monkeypatch.setattr("ematrace.results.provenance._hardware", lambda: {"cpu": "x", "gpu": "y"})
+    seen = []
+
+    def measure(ctx, **factors):
+        seen.append((ctx.scale, ctx.device))
+        return {"nats": 1.0}
+
+    monkeypatch.setattr(worker, "find_experiment", lambda *at: Experiment("one", "One", factorial(), measure))
+    hardware = []
+    for scale, device in (("gpu", "cpu"), ("gpu", "cuda"), ("cpu", "cpu")):
+        file = worker.measure_unit(unit_of("one", "g", 1, scale=scale, device=device))
+        assert isinstance(file, CellFile)
+        hardware.append(file.provenance.hardware.get("gpu"))
+    assert seen == [("gpu", "cpu"), ("gpu", "cuda"), ("cpu", "cpu")]
+    assert hardware == [None, "y", "y"]
 
 
 def test_phases_keep_timings_alone_and_share_a_gpu_only_when_asked():

@@ -80,12 +80,12 @@ class Run:
 
     @cached_property
     def conditions(self) -> str:
-        """What must be the same in all arms: the settings, and the tokens that were scored.
+        """What must be the same in all arms: the settings, the kind of device, and the tokens that were scored.
 
         The unigram's nats are a fingerprint of those: every arm is scored beside the same one.
         """
         scored = {f"{text} {part}": self.scored_tokens(text, part) for text, part in self.unigram}
-        return json.dumps([self.settings, scored], sort_keys=True, default=str)
+        return json.dumps([self.settings, self.on_gpu, scored], sort_keys=True, default=str)
 
     def scored_tokens(self, text: str, part: str = "all") -> tuple[int | None, float | None] | None:
         """How many tokens, and the unigram's nats on them."""
@@ -310,6 +310,8 @@ def _list(rates: Sequence[float]) -> str:
 def _difference(one: Run, other: Run) -> str:
     """Which settings set a run apart."""
     names = [n for n in dict.fromkeys((*one.settings, *other.settings)) if one.settings.get(n) != other.settings.get(n)]
+    if not names and one.on_gpu != other.on_gpu:
+        return "trained on a GPU" if other.on_gpu else "trained on cores"
     if not names:
         return "scored on other tokens"
     shown = [f"{name} {other.settings.get(name)!r} instead of {one.settings.get(name)!r}" for name in names]

@@ -68,6 +68,8 @@ class Contrast:
     """Shares of the whole, where all of its arms are there."""
     gradient: Ratio | None
     """That of the straight-through gradient, where its arms are there."""
+    gradient_runs: tuple[Run, ...]
+    """Behind the difference that it makes."""
     left_out: Mapping[ArmFactors, Absence]
     """Arms of these differences that have cells which may not be published."""
 
@@ -122,11 +124,14 @@ def _contrast(
     seeds_of = {name: seeds for name, (_, seeds) in pairs.items()}
     components = _shares_of_whole(scores, COMPONENTS, text)
     gradient = _shares_of_whole(scores, {GRADIENT: CONTRASTS[GRADIENT]}, text).get(GRADIENT)
+    ends, paired = CONTRASTS[GRADIENT], seeds_of.get(GRADIENT, ())
+    gradient_runs = tuple(scores.arms[arm][seed] for arm in ends for seed in paired)
     of_spen_first = sorted(decisive, key=lambda run: run.arm != SPEN)
     parameters = next((run.parameters for run in of_spen_first if run.parameters), math.nan)
     left_out = {**scores.refused, **_too_few(scores, least)}
+    of_gradient = (gradient, gradient_runs)
     return Contrast(
-        experiment, size, tokens, vocabulary, parameters, differences, seeds_of, components, gradient, left_out
+        experiment, size, tokens, vocabulary, parameters, differences, seeds_of, components, *of_gradient, left_out
     )
 
 

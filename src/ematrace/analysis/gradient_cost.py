@@ -14,6 +14,7 @@ from typing import Literal
 
 import numpy as np
 
+from ematrace.analysis import second
 from ematrace.analysis.gap_design import SIZES, SPEN, kept_units
 from ematrace.analysis.gap_scores import EXPERIMENT, MAIN, Run, Values, admit, runs_of
 from ematrace.analysis.gap_trend import (
@@ -40,7 +41,8 @@ BORDER = 0.1  # nats from the rule's border within which rates have to be swept 
 SAME_COST = 0.1  # nats by which costs may differ that count as the same
 SAME_TRAINING = 0.1  # share by which tokens per parameter may differ that count as the same
 FIRST_STEPS = 128
-SAME_START = 0.05  # nats of training loss over these steps
+SAME_START = second.MARGIN  # nats of training loss over these steps
+SCHEDULE = ("tokens", "sequences", "length", "warmup", "vocab_size", "data", "validation")
 
 
 @dataclass(frozen=True)
@@ -209,39 +211,35 @@ class TrainingVerdict:
 
 
 def judge_training(table: Table, text: str) -> TrainingVerdict | None:
-    """None where no larger model has about as many tokens per parameter as the main one on fewer tokens."""
-    found = [one for one in build_trend(table, text) if GRADIENT in one.differences and _enough_seeds(one)]
+    """None where no larger model, `7m` in the plan, has about as many tokens per parameter as the main one on fewer."""
+    found = [one for one in build_trend(table, text) if len(one.seeds.get(GRADIENT, ())) >= LEAST_SEEDS]
     for shorter in (one for one in found if (one.size, one.experiment) == (MAIN, BY_SIZE)):
         for larger in (one for one in found if one.size != MAIN and one.vocabulary == shorter.vocabulary):
             if abs(shorter.tokens_per_parameter / larger.tokens_per_parameter - 1) <= SAME_TRAINING:
-                trained = [run for run in runs_scored_on(table, BY_SIZE, MAIN, text) if _is_of(run, shorter)]
-                on_cores = not all(run.on_gpu for run in trained)
-                return TrainingVerdict(shorter, larger, on_cores, _largest_start(table, trained))
+                on_cores = [run for run in shorter.gradient_runs if not run.on_gpu]
+                return TrainingVerdict(shorter, larger, bool(on_cores), _largest_start(table, on_cores))
     return None
-
-
-def _enough_seeds(one: Contrast) -> bool:
-    return len(one.differences[GRADIENT].values) >= LEAST_SEEDS
-
-
-def _is_of(run: Run, one: Contrast) -> bool:
-    return run.arm in CONTRASTS[GRADIENT] and budget_of(run) == (one.tokens, one.vocabulary)
 
 
 def _largest_start(table: Table, runs: Sequence[Run]) -> float | None:
     """See `TrainingVerdict.start`. Recorded runs of the whole budget have the same first steps."""
     recorded = [*runs_of(table, EXPERIMENT, MAIN), *masked_of_units(table, "validation")]
-    on_gpu, on_cores = (
-        {(run.arm, run.seed, run.lr): run.curve.get(FIRST_STEPS) for run in found if run.on_gpu == gpu}
-        for gpu, found in ((True, recorded), (False, runs_of(table, DEVICES, MAIN)))
-    )
+    on_gpu = {_first_steps(run): run.curve.get(FIRST_STEPS) for run in recorded if run.on_gpu}
+    on_cores = [run for run in runs_of(table, DEVICES, MAIN) if not run.on_gpu]
     differences = []
     for run in runs:
-        one, other = (of.get((run.arm, run.seed, run.lr)) for of in (on_gpu, on_cores))
-        if one is None or other is None:
+        of_run = [one for one in on_cores if (one.arm, one.seed, one.lr) == (run.arm, run.seed, run.lr)]
+        pairs = [(one.curve.get(FIRST_STEPS), on_gpu.get(_first_steps(one))) for one in of_run]
+        known = [abs(one - other) for one, other in pairs if one is not None and other is not None]
+        if not known:
             return None
-        differences.append(abs(one - other))
+        differences += known
     return max(differences, default=None)
+
+
+def _first_steps(run: Run) -> tuple[object, ...]:
+    """What decides on the first steps of training."""
+    return run.arm, run.seed, run.lr, *(run.settings.get(name) for name in SCHEDULE)
 
 
 def _on_common_seeds(*costs: GradientCost) -> list[Values]:

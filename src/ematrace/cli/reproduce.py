@@ -52,9 +52,10 @@ def reproduce(command: Reproduce, console: Console, error_console: Console) -> N
     from ematrace.ledger import load_claims
 
     claims = all_claims(load_claims(), command)  # a claim that is wrong is found out before anything runs
-    plan = make_plan(replace(command, names=experiments_for(command.names, claims, command.scale)))
-    if all(claims.get(name) is not None for name in command.names) and command.names:
-        plan = plan.only(partial(bears_on_any, [claims.find(name) for name in command.names]))
+    request = replace(command, names=experiments_for(command.names, claims, command.scale))
+    named = [claim for name in command.names if (claim := claims.get(name)) is not None]
+    only_claims = named and len(named) == len(command.names)
+    plan = make_plan(request, partial(bears_on_any, named)) if only_claims else make_plan(request)
     if not command.names:
         plan = plan.without_missing()
     if command.dry_run:
@@ -159,8 +160,10 @@ def experiments_for(names: Sequence[str], claims: Claims, scale: str = "cpu") ->
 
 
 def bears_on_any(claims: Sequence[Claim], unit: Unit) -> bool:
-    """Whether some claim, or its control, speaks of cells that this unit may have; factors that only rows have do not
-    count."""
+    """Whether some claim, or its control, speaks of cells that this unit may have.
+
+    Factors that only rows have do not count. Of controls, only those in the claims' own experiments run.
+    """
     selectors = [s for claim in claims for s in (*claim.selectors, *(claim.control.of if claim.control else ()))]
     wheres = [selector.where for selector in selectors if selector.experiment == unit.experiment]
     return any(all(unit.factors.get(name, value) == value for name, value in where.items()) for where in wheres)

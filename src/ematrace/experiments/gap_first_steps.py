@@ -46,6 +46,8 @@ def measure(ctx: Context, *, size: str, lr: float, **arm: Any) -> list[Row]:
         with suppress(_EnoughError):
             train_arm(replace(ctx, progress=_stop_after(steps, ctx.progress)), Arm(**arm), size, lr, out)
         lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    if len(lines) < steps:
+        raise ValueError(f"settings: steps: {steps}, and the run has {len(lines)}")
     nats = fmean(line["cross_entropy"] for line in lines[:steps])
     return [Row({"step": steps}, {"train_nats": number(nats, unit="nats", better="low")})]
 

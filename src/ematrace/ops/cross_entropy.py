@@ -122,7 +122,7 @@ def _softmax_loss(
 
 
 def _add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
-    """total += a @ b, summed in total's dtype whatever that of a and b is."""
+    """total += a @ b, summed in total's dtype whatever that of a and b is (but see bfloat16 on a CPU)."""
     if a.dtype == total.dtype:
         total.addmm_(a, b)
     elif a.is_cuda:

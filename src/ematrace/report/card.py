@@ -63,13 +63,14 @@ def _lines(row: LedgerRow, claim: Claim, cells: Results) -> Iterator[tuple[str, 
     for files in _ambiguous(claim, cells):
         yield "left out", Text(files)
     judged = row.verdict != NOT_TESTABLE  # else what was measured is shown, and no sign says that it holds or fails
+    unjudged = "" if judged else ", not judged"
     checks = row.checks[: len(claim.direction)]
     if measured := [(d, c) for d, c in zip(claim.direction, checks, strict=True) if not c.missing]:
-        yield "directions" if judged else "not judged", _table(_direction(d, c, names, judged) for d, c in measured)
+        yield f"directions{unjudged}", _table(_direction(d, c, names, judged) for d, c in measured)
     checks = row.checks[len(claim.direction) :]
     of_figures = zip(claim.figure, checks, short_names(claim.figure), strict=True)
     if found := [(f, c, name) for f, c, name in of_figures if not c.missing]:
-        yield "figures" if judged else "not judged", _table(_figure(f, c, name, judged) for f, c, name in found)
+        yield f"figures{unjudged}", _table(_figure(f, c, name, judged) for f, c, name in found)
     if claim.note:
         yield "note", Text(claim.note)
     if claim.written:
@@ -141,7 +142,8 @@ def _direction(direction: Direction, check: Check, names: dict[Selector, str], j
     sign, _, style = outcome(check) if judged else NOT_JUDGED
     shown, spread = _compared(direction, check, names), _spread(check)
     if direction.interval == "tokens" and check.beside is not None:
-        spread += f"; over seeds {outcome(check.beside)[1]}: {_spread(check.beside)}"
+        over_seeds = f"{outcome(check.beside)[1]}: " if judged else ""
+        spread += f"; over seeds {over_seeds}{_spread(check.beside)}"
     while direction.unless is not None and check.beside is not None:
         direction, check = direction.unless, check.beside
         shown += f" or {_compared(direction, check, names)}"

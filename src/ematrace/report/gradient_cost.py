@@ -44,7 +44,7 @@ TRAINING_OUTCOMES = {
     "training": "under the plan's rule, tokens per parameter explain why it costs less there after as many tokens",
     "size": "under the plan's rule, it costs less in a larger model at equal tokens per parameter as well",
     "undecided": "whether it costs less in a larger model at equal tokens per parameter is undecided",
-    "another device": "the shorter runs were trained on cores, which were not shown to be the same, and decide nothing",
+    "another device": "trained on cores, which are not known to be the same, the shorter runs decide nothing",
 }
 WHAT_CHANGES = {"kept": "what is kept, at equal parameters and tokens,", "share": "the share kept, beside the number,"}
 START = "gap_start"
@@ -138,7 +138,7 @@ def training_sentence(data: ReportData) -> str:
         for outcome in TRAINING_OUTCOMES
     }
     said = "; ".join(f"{TRAINING_OUTCOMES[outcome]} ({listed(texts)})" for outcome, texts in outcomes.items() if texts)
-    return f"At about as many tokens per parameter it costs {' and '.join(parts)}: {said}."
+    return f"At about as many tokens per parameter, the straight-through gradient costs {' and '.join(parts)}: {said}."
 
 
 def gradient_sentence(data: ReportData, text: str = "validation") -> str:
@@ -208,18 +208,21 @@ def training_text(verdict: TrainingVerdict) -> str:
         f"({number(one.tokens_per_parameter, 0)} tokens for each)"
         for one in (verdict.shorter, verdict.larger)
     ]
-    less = f"{number(verdict.excess, 3)} ({interval(verdict.interval, 3)})"
-    return f"the gradient costs {' and '.join(costs)}, {less} less: {TRAINING_OUTCOMES[verdict.outcome]}"
+    low, high = verdict.interval
+    ends, word = ((low, high), "less") if verdict.excess >= 0 else ((-high, -low), "more")
+    by = f"{number(abs(verdict.excess), 3)} ({interval(ends, 3)})"
+    return f"the gradient costs {' and '.join(costs)}, {by} {word}: {TRAINING_OUTCOMES[verdict.outcome]}"
 
 
 def device_text(verdict: TrainingVerdict) -> str:
     """Whether cores, on which the shorter runs were trained, make another experiment of them."""
     if verdict.start is None:
         return "The shorter runs were trained on cores, whose first steps were not compared with a GPU's"
+    so = "" if verdict.start <= SAME_START else ", so that the shorter runs decide nothing"
     return (
         f"The shorter runs were trained on cores. On the schedule of the recorded runs, the first {FIRST_STEPS} steps "
-        f"there and on a GPU differ by at most {number(verdict.start, 3)} nats of training loss, by arm and seed; "
-        f"beyond {SAME_START:g} the shorter runs would decide nothing"
+        f"there and on a GPU differ by at most {number(verdict.start, 3)} nats of training loss, by arm and seed; the "
+        f"plan allows {number(SAME_START, 2)}{so}"
     )
 
 

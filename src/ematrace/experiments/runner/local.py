@@ -54,7 +54,8 @@ class LocalEngine:
         losses: Counter[Unit] = Counter()
         # The processes fill the cores; a matmul on more threads would only make them wait for each other.
         workers = min(phase.workers, phase.per_gpu or phase.workers)  # they all see the same GPU
-        threads = max(1, available_cores() // workers) if phase.gpu else 1
+        large = phase.gpu or any(unit.scale == "gpu" for job in phase.jobs for unit in job)  # models meant for a GPU
+        threads = max(1, available_cores() // min(workers, len(phase.jobs))) if large else 1
         slots = [Slot(threads, self._scratch.name) for _ in range(min(workers, len(phase.jobs)))]
         try:
             while True:

@@ -56,13 +56,6 @@ class Plan:
         """Only the units that can run here; what the others miss is still known."""
         return replace(self, units=tuple(unit for unit in self.units if unit.experiment not in self.missing))
 
-    def only(self, wanted: Callable[[Unit], bool]) -> Plan:
-        """Without the units that nobody wants, and what those alone miss."""
-        units = tuple(unit for unit in self.units if wanted(unit))
-        left = {unit.experiment for unit in units if unit not in self.there}
-        missing = {name: needs for name, needs in self.missing.items() if name in left}
-        return replace(self, units=units, there=self.there & set(units), missing=missing)
-
     def needs_text(self, asked: Sequence[str]) -> str:
         """One line: what is missing, then the command if there is one; `asked` are the names that were typed."""
         command = self._filled_in(asked)
@@ -142,8 +135,8 @@ def duration(seconds: float) -> str:
     return f"{hours} h {minutes} min" if hours else f"{minutes} min {s} s" if minutes else f"{s} s"
 
 
-def make_plan(request: Request) -> Plan:
-    """Every unit that the request means, in the order of its names.
+def make_plan(request: Request, wanted: Callable[[Unit], bool] = lambda unit: True) -> Plan:
+    """Every unit that the request means and that is wanted, in the order of its names.
 
     >>> from pathlib import Path
     >>> plan = make_plan(Request(("position",), seeds=3, jobs=1, out=Path("nowhere")))
@@ -174,7 +167,7 @@ def make_plan(request: Request) -> Plan:
         raise ValueError(f"--settings: no experiment here has the setting '{unused[0]}'{hint}")
     experiments = {unit.experiment: find_experiment(unit.reference, unit.folder) for unit in found.values()}
     _refuse_options_without_effect(request, tuple(experiments.values()))
-    units = shard_of(_only(tuple(found.values()), request), *request.part)
+    units = shard_of(_only(tuple(filter(wanted, found.values())), request), *request.part)
     there = () if request.fresh else tuple(unit for unit in units if _is_there(unit, request.out))
     to_run = {unit.experiment for unit in units if unit not in there}
     missing = {n: needs for n, e in experiments.items() if n in to_run and (needs := _needs(e, request))}
@@ -187,9 +180,6 @@ def _refuse_options_without_effect(request: Request, experiments: Sequence[Exper
         raise ValueError("--data: none of these experiments reads text")
     if request.scale == "gpu" and not on_gpu:
         raise ValueError("--scale gpu: none of these experiments runs on a GPU")
-    on_cores = [experiment.name for experiment in experiments if experiment.needs == "gpu"]
-    if request.device == "cpu" and request.scale == "gpu" and on_cores:
-        raise ValueError(f"--device cpu: {on_cores[0]} measures a GPU")
     if request.device == "cpu" and request.scale != "gpu":
         raise ValueError("--device cpu: it goes with --scale gpu; everything else runs on cores anyway")
     if request.per_gpu is not None and (not on_gpu or request.device == "cpu"):
@@ -238,8 +228,8 @@ def _unit(
         command=command,
         group=f"{experiment.group or experiment.name} {own}",
         seconds=_expected_seconds(experiment, scale, device),
-        alone=experiment.alone,
         device=device,
+        alone=experiment.alone,
     )
 
 
@@ -302,13 +292,16 @@ def _is_there(unit: Unit, out: Path) -> bool:
     if not path.exists():
         return False
     file = read_file(path)
-    return file.settings == unit.settings and file.factors == unit.factors
+    instead = unit.device == "cuda" and "gpu" not in file.provenance.hardware  # cores stood in for the GPU
+    return not instead and file.settings == unit.settings and file.factors == unit.factors
 
 
 def _needs(experiment: Experiment, request: Request) -> tuple[Need, ...]:
     needs = []
     if experiment.scale(request.scale) == "gpu":
-        if request.device == "cuda" and not _sees_gpu(request):
+        if request.device == "cpu" and experiment.needs == "gpu":
+            needs.append(Need("a GPU, which it measures", {"device": "cuda"}))
+        elif request.device == "cuda" and not _sees_gpu(request):
             where = "the Ray cluster has none" if request.engine == "ray" else "torch sees none here"
             needs.append(Need(f"a CUDA GPU ({where})", {"scale": "gpu"}))
         elif request.scale != "gpu":

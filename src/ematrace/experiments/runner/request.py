@@ -29,7 +29,7 @@ class Request:
     )
     scale: Literal["cpu", "gpu"] = _option("cpu", "gpu also runs what needs a GPU.")
     device: Literal["cuda", "cpu"] = _option(
-        "cuda", "Of --scale gpu: cpu trains the same models on this machine's cores, hundreds of times slower."
+        "cuda", "Of --scale gpu: cpu trains the same models on cores, some hundred times slower."
     )
     seeds: int | None = _option(
         None,

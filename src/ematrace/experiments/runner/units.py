@@ -42,8 +42,8 @@ class Unit:
     """Units of one group run in one process, one after the other."""
     seconds: float
     """Expected."""
+    device: Device
     alone: bool = False
-    device: Device = "cpu"
 
     @property
     def file_name(self) -> str:

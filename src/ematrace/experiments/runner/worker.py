@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from ematrace.experiments.base import Context, rows_of
 from ematrace.experiments.discovery import describe_error, find_experiment
 from ematrace.experiments.runner.units import Unit
@@ -52,6 +54,10 @@ def measure_unit(
         )
         rows = rows_of(experiment.measure(ctx, **unit.factors))
         peers = [name for name in PEERS if name in sys.modules]
+        provenance = collect_provenance(time.monotonic() - started, command=unit.command, packages=peers)
+        if (unit.scale, unit.device) == ("gpu", "cpu"):  # a GPU that the machine has was not used
+            hardware = {name: value for name, value in provenance.hardware.items() if name != "gpu"}
+            provenance = msgspec.structs.replace(provenance, hardware=hardware)
         file = CellFile(
             schema=SCHEMA,
             experiment=unit.experiment,
@@ -59,7 +65,7 @@ def measure_unit(
             seed=unit.seed,
             factors=dict(unit.factors),
             settings=dict(unit.settings),
-            provenance=collect_provenance(time.monotonic() - started, command=unit.command, packages=peers),
+            provenance=provenance,
             cells=rows,
         )
         encode_file(file)  # what cannot be written fails here, where the others go on
