@@ -129,9 +129,18 @@ def _contrast(
     of_spen_first = sorted(decisive, key=lambda run: run.arm != SPEN)
     parameters = next((run.parameters for run in of_spen_first if run.parameters), math.nan)
     left_out = {**scores.refused, **_too_few(scores, least)}
-    of_gradient = (gradient, gradient_runs)
     return Contrast(
-        experiment, size, tokens, vocabulary, parameters, differences, seeds_of, components, *of_gradient, left_out
+        experiment,
+        size,
+        tokens,
+        vocabulary,
+        parameters,
+        differences,
+        seeds_of,
+        components,
+        gradient,
+        gradient_runs,
+        left_out,
     )
 
 

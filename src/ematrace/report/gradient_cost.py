@@ -81,7 +81,7 @@ class GradientCosts:
 
 
 def gradient_rows(data: ReportData) -> tuple[list[str], list[list[str]]] | None:
-    """The models at one width, by their units, then larger ones: heads and rows; None where nothing is recorded."""
+    """The models at one width, by their units, then other sizes and budgets: heads and rows; None without any."""
     by_text = data.derived(GradientCosts).by_text
     if not by_text:
         return None
