@@ -421,6 +421,16 @@ def test_only_the_runs_behind_the_costs_are_compared_and_only_on_one_schedule() 
         assert verdict.start is None
 
 
+def test_cores_are_not_compared_with_cores() -> None:
+    files = [
+        CellFile(**{**vars_of(file), "provenance": make_provenance()}) if file.experiment == "gap_units" else file
+        for file in at_equal_training((0.41, 0.43, 0.42), (0.40, 0.41, 0.42))
+    ]
+    verdict = judge_training(make_table(*files), "validation")
+    assert verdict is not None
+    assert (verdict.outcome, verdict.start) == ("another device", None)
+
+
 def vars_of(file: CellFile) -> dict[str, Any]:
     return {name: getattr(file, name) for name in file.__struct_fields__}
 
