@@ -448,6 +448,22 @@ def test_cores_stand_in_for_a_gpu_only_when_asked(monkeypatch):
     assert on_cores.units[0].seconds > on_gpu.units[0].seconds
 
 
+@pytest.mark.parametrize("device", ["cuda", "cpu"])
+def test_expected_times_follow_size_and_tokens(monkeypatch, device):
+    """Every point of the gap's experiments has one, a toy its own."""
+    monkeypatch.setattr(planning, "_sees_gpu", lambda request: True)
+    names = ("gap_sizes", "gap_predictors", "gap_predictor_rates", "gap_size_rates", "gap_units")
+    plan = make_plan(Request(names, scale="gpu", device=device))
+    of = {(unit.factors["size"], unit.settings["tokens"]): unit.seconds for unit in plan.units}
+    sizes = ["2m", "7m", "30m"]
+    assert sorted(sizes, key=lambda size: of[size, 117440512]) == sizes
+    assert of["2m", 29360128] < of["2m", 58720256] < of["2m", 117440512]
+    assert of["130m", 32768000] > 1.5 * of["2m", 117440512]
+    ends = [round(unit.seconds) for unit in plan.units if unit.experiment == "gap_predictors"]
+    assert f"  {min(ends)}-{max(ends)}\n" in plan.describe(names)
+    assert {unit.seconds for unit in make_plan(Request(names)).units} == {6}
+
+
 @pytest.mark.parametrize(
     ("request_", "why"),
     [

@@ -86,9 +86,9 @@ class Experiment:
     seeds: int = 1
     """How many by default: intervals within one seed are over tokens. Recorded results have more."""
     seconds: float = 60.0
-    """Expected for one point, on one core or on the GPU."""
-    toy_seconds: float | None = None
-    """The same without a GPU, where it then measures toys."""
+    """Expected for one point."""
+    seconds_of: Callable[[Point, Mapping[str, Any], str], float] | None = None
+    """seconds_of(point, settings, device) of what is meant for a GPU, where `seconds` is that of a toy."""
     settings: Mapping[str, Any] = field(default_factory=dict)
     """Plain JSON that `measure` reads from `ctx.settings`. Recorded; when it changes, a point is measured again."""
     derived: Callable[[Point, Mapping[str, Any]], Mapping[str, Any]] | None = None

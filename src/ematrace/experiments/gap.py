@@ -14,7 +14,7 @@ from typing import Any
 from ematrace.experiments.base import Context, Experiment, Point
 from ematrace.experiments.chosen_rates import chosen_rate
 from ematrace.experiments.gap_rates import ARMS, CHAIN, RATES
-from ematrace.experiments.gap_task import SETTINGS, Arm, budget_of, measure_arm
+from ematrace.experiments.gap_task import SETTINGS, Arm, budget_of, measure_arm, seconds_of
 from ematrace.results import Row
 
 SEEDS = 5
@@ -52,6 +52,6 @@ EXPERIMENT = Experiment(
     seeds=SEEDS,
     settings=SETTINGS,
     derived=budget_of,
-    seconds=60,
-    toy_seconds=6,
+    seconds=6,
+    seconds_of=seconds_of,
 )

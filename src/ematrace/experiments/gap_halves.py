@@ -16,7 +16,7 @@ from typing import Any
 
 from ematrace.experiments.base import Context, Experiment, Point
 from ematrace.experiments.gap_rates import UNBALANCED
-from ematrace.experiments.gap_task import SETTINGS, Arm, budget_of, measure_arm
+from ematrace.experiments.gap_task import SETTINGS, Arm, budget_of, measure_arm, seconds_of
 from ematrace.results import Row
 
 GRADIENTS = ("topk_masked", "topk_ste_weights", "topk_ste_through", "topk_ste")
@@ -46,6 +46,6 @@ EXPERIMENT = Experiment(
     settings=SETTINGS,
     derived=budget_of,
     seeds=3,
-    seconds=60,
-    toy_seconds=75,
+    seconds=75,
+    seconds_of=seconds_of,
 )

@@ -13,7 +13,7 @@ from ematrace.experiments.base import Context, Experiment, Point
 from ematrace.experiments.chosen_rates import sweep_points
 from ematrace.experiments.gap_predictors import ABLATION, INSIDE, SWEPT, SWEPT_ON_CORES, PredictorArm
 from ematrace.experiments.gap_rates import RATES, SEED
-from ematrace.experiments.gap_task import SETTINGS, budget_of, measure_rate
+from ematrace.experiments.gap_task import SETTINGS, budget_of, measure_rate, seconds_of
 from ematrace.results import Row
 
 NAME = "gap_predictor_rates"
@@ -47,5 +47,6 @@ EXPERIMENT = Experiment(
     data="builtin",
     settings=SETTINGS,
     derived=budget_of,
-    seconds=60,
+    seconds=6,
+    seconds_of=seconds_of,
 )

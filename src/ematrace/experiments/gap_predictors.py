@@ -32,6 +32,7 @@ from ematrace.experiments.gap_task import (
     ScoredText,
     budget_of,
     measure_arm,
+    seconds_of,
 )
 from ematrace.mixers.ema_attention import EmaAttentionMixer
 from ematrace.models.block import Block
@@ -225,5 +226,6 @@ EXPERIMENT = Experiment(
     settings=SETTINGS,
     derived=budget,
     seeds=5,
-    seconds=60,
+    seconds=6,
+    seconds_of=seconds_of,
 )

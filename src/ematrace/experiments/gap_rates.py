@@ -10,7 +10,7 @@ from ematrace.analysis import gap_design
 from ematrace.analysis.rates import SWEEP_SEED
 from ematrace.experiments.base import Context, Experiment, Point
 from ematrace.experiments.chosen_rates import sweep_points
-from ematrace.experiments.gap_task import SETTINGS, SPEN, Arm, budget_of, measure_rate
+from ematrace.experiments.gap_task import SETTINGS, SPEN, Arm, budget_of, measure_rate, seconds_of
 from ematrace.results import Row
 
 NAME, SEED = "gap_rates", SWEEP_SEED
@@ -60,5 +60,6 @@ EXPERIMENT = Experiment(
     data="builtin",
     settings=SETTINGS,
     derived=budget_of,
-    seconds=60,
+    seconds=6,
+    seconds_of=seconds_of,
 )

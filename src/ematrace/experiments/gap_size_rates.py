@@ -14,7 +14,7 @@ from ematrace.experiments.base import Context, Experiment, Point
 from ematrace.experiments.chosen_rates import sweep_points
 from ematrace.experiments.gap_rates import RATES, SEED
 from ematrace.experiments.gap_sizes import AT_SIZE, DECISIVE, scaled_rate
-from ematrace.experiments.gap_task import SETTINGS, SPEN, Arm, budget_of, measure_rate
+from ematrace.experiments.gap_task import SETTINGS, SPEN, Arm, budget_of, measure_rate, seconds_of
 from ematrace.results import Row
 
 NAME = "gap_size_rates"
@@ -45,5 +45,6 @@ EXPERIMENT = Experiment(
     data="builtin",
     settings=SETTINGS,
     derived=budget_of,
-    seconds=120,
+    seconds=6,
+    seconds_of=seconds_of,
 )

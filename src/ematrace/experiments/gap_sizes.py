@@ -27,6 +27,7 @@ from ematrace.experiments.gap_task import (
     Arm,
     budget_of,
     measure_arm,
+    seconds_of,
 )
 from ematrace.results import Row
 
@@ -108,5 +109,6 @@ EXPERIMENT = Experiment(
     seeds=3,
     settings={name: value for name, value in SETTINGS.items() if name not in ("tokens", "vocab_size")},
     derived=budget,
-    seconds=90,
+    seconds=6,
+    seconds_of=seconds_of,
 )

@@ -31,6 +31,7 @@ from ematrace.experiments.gap_task import (
     TrainedArm,
     budget_of,
     score,
+    seconds_of,
     text_to_score,
     train_arm,
     usage_metrics,
@@ -183,5 +184,6 @@ EXPERIMENT = Experiment(
     settings={**SETTINGS, "batch": None},
     derived=settings_of,
     seeds=3,
-    seconds=60,
+    seconds=6,
+    seconds_of=seconds_of,
 )

@@ -80,6 +80,12 @@ SETTINGS: Mapping[str, Any] = {
     "texts": {},  # name: source, to be scored as well
 }
 TRAINING = 0.9  # share of the time
+# Of one process that has the device to itself, about: an H200 with CUDA graphs, a core with bfloat16.
+TOKENS_PER_SECOND: Mapping[str, Mapping[str, float]] = {
+    "cuda": {"0.6m": 14e6, "ablation": 14e6, "2m": 11e6, "7m": 4e6, "30m": 1.4e6, "130m": 4e5},
+    "cpu": {"0.6m": 26e3, "ablation": 16e3, "2m": 13e3, "7m": 3e3, "30m": 700, "130m": 150},
+}
+SECONDS_BESIDE = {"cuda": 50, "cpu": 20}  # compiling, reading the text, scoring
 CURVE = 128  # steps per point of the training curve
 SCORED_AT_ONCE = 16_384  # tokens
 COUNTED_AT_ONCE = 2**22
@@ -123,6 +129,12 @@ def budget_of(point: Point, settings: Mapping[str, Any]) -> Mapping[str, Any]:
     """What the size decides where the settings say nothing."""
     budget = BUDGETS[str(point.factors["size"])]
     return {name: value for name, value in budget.items() if settings.get(name) is None}
+
+
+def seconds_of(point: Point, settings: Mapping[str, Any], device: str) -> float:
+    """Expected for training and scoring one arm."""
+    tokens: int = settings["tokens"]
+    return SECONDS_BESIDE[device] + tokens / TOKENS_PER_SECOND[device][str(point.factors["size"])]
 
 
 Look = Callable[[Any, "ScoredText"], list[Row]]

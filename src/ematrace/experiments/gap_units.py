@@ -15,7 +15,7 @@ from ematrace.analysis.gap_design import SIZES
 from ematrace.experiments.base import Context, Experiment, Point
 from ematrace.experiments.gap_rates import RATES
 from ematrace.experiments.gap_sizes import MASKED, rate_at
-from ematrace.experiments.gap_task import SETTINGS, SPEN, Arm, budget_of, measure_arm
+from ematrace.experiments.gap_task import SETTINGS, SPEN, Arm, budget_of, measure_arm, seconds_of
 from ematrace.results import Row
 
 UNITS = (SIZES["2m"]["d_ff"], 1536, SIZES["130m"]["d_ff"])
@@ -55,5 +55,6 @@ EXPERIMENT = Experiment(
     settings=SETTINGS,
     derived=budget_of,
     seeds=5,
-    seconds=60,
+    seconds=6,
+    seconds_of=seconds_of,
 )

@@ -100,8 +100,9 @@ class Plan:
         size = max((len(name) for name in (*to_run, *there)), default=0)
         lines = [f"{'experiment':{max(size, 10)}}  to run  there  seconds each"] if self.units else []
         for name in dict.fromkeys(unit.experiment for unit in self.units):
-            each = max(unit.seconds for unit in self.units if unit.experiment == name)
-            lines.append(f"{name:{max(size, 10)}}  {to_run[name]:6}  {there[name]:5}  {each:12.0f}")
+            seconds = [round(unit.seconds) for unit in self.units if unit.experiment == name]
+            each = "-".join(f"{end}" for end in dict.fromkeys((min(seconds), max(seconds))))
+            lines.append(f"{name:{max(size, 10)}}  {to_run[name]:6}  {there[name]:5}  {each:>12}")
         lines.append(f"{_units(len(self.to_run))} to run, {len(self.there)} already in {self.request.out}")
         if self.to_run:
             lines.append(f"expected time: {self._time()}")
@@ -227,16 +228,18 @@ def _unit(
         data=data,
         command=command,
         group=f"{experiment.group or experiment.name} {own}",
-        seconds=_expected_seconds(experiment, scale, device),
+        seconds=_expected_seconds(experiment, point, resolved, scale, device),
         device=device,
         alone=experiment.alone,
     )
 
 
-def _expected_seconds(experiment: Experiment, scale: Scale, device: Device) -> float:
-    if scale == "cpu":
-        return experiment.toy_seconds or experiment.seconds
-    return experiment.seconds * (1 if device == "cuda" else CORE_FOR_GPU)
+def _expected_seconds(
+    experiment: Experiment, point: Point, settings: Mapping[str, Any], scale: Scale, device: Device
+) -> float:
+    if scale == "gpu" and experiment.seconds_of is not None:
+        return experiment.seconds_of(point, settings, device)
+    return experiment.seconds * (CORE_FOR_GPU if scale == "gpu" and device == "cpu" else 1)
 
 
 def _command(
