@@ -328,7 +328,7 @@ def test_decoded_tokens_are_those_of_the_best_reader() -> None:
     assert row(text, "slow trace, one vector")[0] == ".300 / 2.50"
     assert row(text, "slow traces, sequence")[0] == "1.000 / 6.00"
     assert "2 seeds." in text
-    assert "in .300, not recorded yet and not recorded yet from the slow one" in write("readme-tokens", data)
+    assert "in .300, not recorded yet and not recorded yet from the slow one" in write("gap-tokens", data)
 
 
 AT_130M = {  # on held-out text; WikiText-2 has 2 more and C4 1
@@ -354,7 +354,7 @@ class TestAt130M:
         return made(*found)
 
     def test_differences_are_of_the_seeds_that_both_have(self) -> None:
-        text = write("readme-130m", self.data())
+        text = write("gap-130m", self.data())
         assert "with the true gradient +.100, +.100 and +.100;" in text
         assert "GPT-2's block −.550, −.550 and −.550 at equal tokens and not recorded yet" in text
         assert text.endswith("1 to 2 seeds.\n")

@@ -45,7 +45,7 @@ def trace_decoding(data: ReportData, _: str) -> str:
     return markdown_table(("read from", *(f"{lag} back" for lag in LAGS)), lines) + f"\n{seeds_of(used)}\n"
 
 
-@table("readme-tokens", EXPERIMENT)
+@table("gap-tokens", EXPERIMENT)
 def readme_tokens(data: ReportData, _: str) -> str:
     """One sentence of the same cells."""
     traces, slow = ([best(data, held, "accuracy", lag) for lag in (1, 8, 32)] for held in ("traces", "slow"))

@@ -27,12 +27,12 @@ def gap_findings(data: ReportData, block: str) -> str:
     return findings(data)
 
 
-@table("readme-recall", "gap")
+@table("gap-recall", "gap")
 def readme_recall(data: ReportData, block: str) -> str:
     return recall_finding(data)
 
 
-@table("readme-gradient", "gap_units", "gap_kept", "gap_sizes", "gap_130m")
+@table("gap-gradient-cost", "gap_units", "gap_kept", "gap_sizes", "gap_130m")
 def readme_gradient(data: ReportData, block: str) -> str:
     return _table_of(gradient_rows(data))
 

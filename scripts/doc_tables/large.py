@@ -48,7 +48,7 @@ def at_130m(data: ReportData, _: str) -> str:
     return markdown_table(heads, lines) + f"\n{seeds_of(used)}\n"
 
 
-@table("readme-130m", EXPERIMENT)
+@table("gap-130m", EXPERIMENT)
 def readme_130m(data: ReportData, _: str) -> str:
     """One sentence of the same cells: nats that an arm has more of than SPEN's block, on the seeds that both have."""
     counts: set[int] = set()

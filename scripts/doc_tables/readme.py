@@ -23,7 +23,7 @@ SAID = {
 }
 
 
-@table("readme-roles", "trace_probe", "controls", "supervised")
+@table("roles", "trace_probe", "controls", "supervised")
 def roles(data: ReportData, _: str) -> str:
     read: tuple[tuple[str, str, Factors], ...] = (
         ("SPCN: activation", "trace_probe", {"representation": "l0"}),
@@ -48,7 +48,7 @@ def roles(data: ReportData, _: str) -> str:
     )
 
 
-@table("readme-nouns", "lag_decoding")
+@table("nouns", "lag_decoding")
 def nouns(data: ReportData, _: str) -> str:
     """At one, two and three words back."""
 
