@@ -47,7 +47,6 @@ class ArmFactors:
 SIZES: Mapping[str, Mapping[str, int]] = {
     "toy": {"d_model": 32, "n_layers": 2, "d_ff": 128, "n_heads": 2},  # shows that it runs, and nothing else
     "small": {"d_model": 64, "n_layers": 3, "d_ff": 256, "n_heads": 4},  # what a CPU trains in a minute or two
-    "0.6m": {"d_model": 128, "n_layers": 2, "d_ff": 512, "n_heads": 4},  # the ablation's, with a vocabulary of 1,024
     "ablation": {"d_model": 128, "n_layers": 2, "d_ff": 512, "n_heads": 4},  # the paper's, of predictors
     "2m": {"d_model": 128, "n_layers": 4, "d_ff": 512, "n_heads": 4},
     "7m": {"d_model": 256, "n_layers": 6, "d_ff": 1024, "n_heads": 8},

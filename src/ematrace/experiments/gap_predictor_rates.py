@@ -11,7 +11,7 @@ from typing import Any
 
 from ematrace.experiments.base import Context, Experiment, Point
 from ematrace.experiments.chosen_rates import sweep_points
-from ematrace.experiments.gap_predictors import ABLATION, INSIDE, SWEPT, SWEPT_ON_CORES, PredictorArm
+from ematrace.experiments.gap_predictors import ABLATION, INSIDE, SWEPT, PredictorArm
 from ematrace.experiments.gap_rates import RATES, SEED
 from ematrace.experiments.gap_task import SETTINGS, budget_of, measure_rate, seconds_of
 from ematrace.results import Row
@@ -29,7 +29,7 @@ def grid(scale: str, seeds: int) -> Iterable[Point]:
     if scale != "gpu":
         yield Point({**asdict(INSIDE), "size": "toy", "lr": RATES[0]}, SEED)
         return
-    for size, arms in {"0.6m": SWEPT_ON_CORES, "2m": SWEPT, "ablation": ABLATION}.items():
+    for size, arms in {"2m": SWEPT, "ablation": ABLATION}.items():
         for arm in arms:
             yield from sweep_points(NAME, {**asdict(arm), "size": size}, FIRST[arm.ffn])
 

@@ -91,7 +91,6 @@ MIXERS = tuple(
     )
     for residual in ("ffn", "direct")
 )
-STATIC_DENSE = next(arm for arm in ABLATION if (arm.ffn, arm.predictor) == ("dense", "static"))
 STATIC_DIRECT = PredictorArm(**asdict(DIRECT))
 WAY = (STATIC_DIRECT, *SWITCHED[1:], *MIXERS)
 """From INSIDE, which is one of the ablation's, to attention as a mixer; and the static predictor to compare with."""
@@ -101,9 +100,6 @@ WIDE_DENSE = tuple(replace(arm, width="fixed") for arm in ABLATION[-4:])
 """The same in the dense block, at `2m` alone."""
 SWEPT = (*(arm for arm in ABLATION if arm.predictor != "static"), SWITCHED[-1], *MIXERS)
 """At `2m`; the static predictor's rates are the chain's."""
-SWEPT_ON_CORES = (STATIC_DENSE, STATIC_DIRECT, INSIDE, SWITCHED[-1], *MIXERS)
-ON_CORES = (STATIC_DENSE, INSIDE, *WAY)
-"""At `0.6m`, which cores train: all that the three switches are judged by."""
 FEWER_SEEDS = 3  # for what is beside the ablation itself
 STEPS = 500  # of the paper's ablation
 
@@ -136,7 +132,6 @@ def grid(scale: str, seeds: int) -> Iterable[Point]:
         yield from _points((*ABLATION, *WIDE), "ablation", seed)
     for seed in range(min(seeds, FEWER_SEEDS)):
         yield from _points(WAY, "2m", seed)
-        yield from _points(ON_CORES, "0.6m", seed)
     for seed in range(min(seeds, FEWER_SEEDS)):
         yield from _points(ABLATION[:3], "130m", seed)  # the paper's three
 

@@ -61,10 +61,6 @@ _TOY = {"tokens": 128 * 16 * 128, "sequences": 16, "length": 128, "warmup": 10, 
 BUDGETS: Mapping[str, Mapping[str, int]] = {
     "toy": _TOY,
     "small": {**_TOY, "tokens": 800 * 16 * 128, "warmup": 50},  # 7 tokens per parameter
-    "0.6m": {  # 7.5 tokens per parameter, in three minutes of a core
-        **{"tokens": 2048 * 8 * 256, "sequences": 8, "length": 256, "warmup": 100},
-        **{"vocab_size": 1024, "windows": 1024},
-    },
     "ablation": {**_BUDGET, "tokens": 500 * 64 * 512, "warmup": 50},  # the paper's 500 steps
     "2m": _BUDGET,  # 61 tokens per parameter, as the paper's
     "7m": _BUDGET,  # 16 per parameter
