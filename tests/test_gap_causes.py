@@ -36,12 +36,15 @@ def cells(noise: float = 0.001, **changes: Any) -> Table:
     files: list[CellFile] = []
     for arm in (static, INSIDE, *WAY):
         for seed in range(5 if arm in ABLATION else 3):
-            row = Row(
-                {"text": "validation", "slice": "all"},
-                {"nats": Metric(nats_of(arm) + 0.1 * seed + noise * rng.normal())},
-            )
+            nats = nats_of(arm) + 0.1 * seed + noise * rng.normal()
+            recall = nats - 0.5 * (arm.query == "input")  # 1 token of 5
+            parts = {"all": (nats, 100), "recall": (recall, 20), "other": ((100 * nats - 20 * recall) / 80, 80)}
+            rows = [
+                Row({"text": "validation", "slice": part}, {"nats": Metric(value, n=n)})
+                for part, (value, n) in parts.items()
+            ]
             factors = {**asdict(arm), "size": "2m", "lr": 0.004}
-            files.append(make_file(row, experiment=PREDICTORS, seed=seed, factors=factors, scale="gpu", **changes))
+            files.append(make_file(*rows, experiment=PREDICTORS, seed=seed, factors=factors, scale="gpu", **changes))
     return make_table(*files)
 
 
@@ -55,6 +58,17 @@ def test_planted_effects_are_found() -> None:
     assert found.gains["input", "normalised", "direct"].mean == pytest.approx(0.36, abs=0.003)
     assert found.mixers["direct"].mean == pytest.approx(0.5, abs=0.003)
     assert found.causes == ("query", "values")  # the third is real and too small
+
+
+def test_parts_of_an_effect_add_up() -> None:
+    whole, recall, other = (build_switches(cells(), "validation", part=part) for part in ("all", "recall", "other"))
+    assert whole is not None
+    assert recall is not None
+    assert other is not None
+    for name, effect in PLANTED.items():
+        on_recall = effect + 0.5 if name == "query" else effect
+        assert recall.effects[name].mean == pytest.approx(0.2 * on_recall, abs=0.003)
+        assert recall.effects[name].mean + other.effects[name].mean == pytest.approx(whole.effects[name].mean)
 
 
 def test_noise_is_no_cause() -> None:

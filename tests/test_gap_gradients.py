@@ -171,14 +171,14 @@ def test_halves_are_four_gradients_of_one_block() -> None:
         points = gap_halves.EXPERIMENT.points(scale, 3)
         resolved = gap_halves.EXPERIMENT.resolve_settings(points[0], gap_halves.EXPERIMENT.settings)
         assert resolved["tokens"] == {"gpu": 117_440_512, "cpu": 1_638_400}[scale]
-        assert len(points) == 4 * 2 * 3
+        assert len(points) == 4 * 3 * 3
         assert {point.factors["size"] for point in points} == {size}
         fixed = {name: value for name, value in asdict(UNBALANCED).items() if name != "ffn"}
         assert all(fixed.items() <= point.factors.items() for point in points)
         assert {(p.factors["ffn"], p.factors["lr"], p.seed) for p in points} == {
             (f"topk_{grad}", lr, seed)
             for grad in ("masked", "ste", "ste_weights", "ste_through")
-            for lr in (0.004, 0.016)
+            for lr in (0.004, 0.016, 0.032)
             for seed in range(3)
         }
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from doc_tables.blocks import difference, mean, seeds_of, select, table
+from doc_tables.blocks import NOT_RECORDED, difference, mean, seeds_of, select, table
 from ematrace.report.data import ReportData
 from ematrace.report.formatting import markdown_table
 from ematrace.report.sections.gap_controls import BLOCKS, HELD_OUT, PREDICTORS
+from ematrace.report.switches import switch_tables
 from ematrace.results import Factors
 
 EXPERIMENT = "gap_predictors"
@@ -42,3 +43,15 @@ def predictors(data: ReportData, _: str) -> str:
         lines.append((PREDICTORS[other], *cells))
     unigram = mean(data.table, EXPERIMENT, "unigram_nats", of(static, "topk_ste", "matched"))
     return markdown_table(("predictor", *COLUMNS), lines) + f"\n{seeds_of(used)} The unigram has {unigram} nats.\n"
+
+
+@table("gap-switches", EXPERIMENT)
+def switches(data: ReportData, _: str) -> str:
+    """Why attention over the inputs helps less as a predictor than as a mixer, by size."""
+    texts = [
+        f"`{of.size}`:\n\n{markdown_table(of.gains[0], of.gains[1:])}\n"
+        f"What each switch adds to that gain, on average over the settings of the other two:\n\n"
+        f"{markdown_table(of.effects[0], of.effects[1:])}\n{of.verdict}\n"
+        for of in switch_tables(data)
+    ]
+    return "\n".join(texts) or f"The three switches are {NOT_RECORDED}.\n"

@@ -5,6 +5,7 @@ The rules are those of docs/analysis-plan.md, written before the cells existed.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import product
@@ -50,8 +51,11 @@ class Switches:
         return tuple(n for n, mean, ends in found if ends is not None and ends[0] > 0 and mean > SMALLEST_EFFECT)
 
 
-def build_switches(table: Table, text: str, size: str = MAIN) -> Switches | None:
-    """None where an arm is missing, has other settings than the others, or no seed in common with them."""
+def build_switches(table: Table, text: str, size: str = MAIN, part: str = "all") -> Switches | None:
+    """None where an arm is missing, has other settings than the others, or no seed in common with them.
+
+    Of a part of the tokens, such as `recall` and `other`, the contribution to the nats of all, so that parts add up.
+    """
     settings = list(product(*SWITCHES.values()))
     paths = SWITCHES["residual"]
     arms: dict[tuple[str, ...], dict[str, Factor]] = {
@@ -62,7 +66,7 @@ def build_switches(table: Table, text: str, size: str = MAIN) -> Switches | None
             for setting in settings
         },
     }
-    of_text: dict[str, Factor] = {"size": size, "ffn": "dense", "width": "matched", "text": text, "slice": "all"}
+    of_text: dict[str, Factor] = {"size": size, "ffn": "dense", "width": "matched", "text": text, "slice": part}
     found = {key: table.find(Selector(PREDICTORS, "nats", {**where, **of_text})) for key, where in arms.items()}
     selected = {key: selection for key, selection in found.items() if selection is not None}
     seeds = _common_seeds(selected.values())
@@ -71,7 +75,9 @@ def build_switches(table: Table, text: str, size: str = MAIN) -> Switches | None
     first, *others = selected.values()
     if not all(first.has_settings_of(other) for other in others):
         return None
-    nats = {key: _values(selection, seeds) for key, selection in selected.items()}
+    whole = table.find(Selector(PREDICTORS, "nats", {**arms["static", "ffn"], **of_text, "slice": "all"}))
+    share = 1.0 if part == "all" or whole is None else _tokens(first) / _tokens(whole)
+    nats = {key: share * _values(selection, seeds) for key, selection in selected.items()}
     gains = {(q, v, path): nats["static", path] - nats[q, v, path] for q, v, path in settings}
     mixers = {path: nats["static", path] - nats["mixer", path] for path in paths}
     effects = {name: _effect(gains, place) for place, name in enumerate(SWITCHES)}
@@ -139,6 +145,10 @@ def is_misleading(steps: Iterable[GradientsAt]) -> bool | None:
 def _common_seeds(selections: Iterable[Selection]) -> tuple[int, ...]:
     seeds = [set(selection.seeds) for selection in selections]
     return tuple(sorted(set.intersection(*seeds))) if seeds else ()
+
+
+def _tokens(selection: Selection) -> float:
+    return math.nan if selection.sample.n is None else selection.sample.n
 
 
 def _values(selection: Selection, seeds: Iterable[int]) -> Values:

@@ -3,9 +3,9 @@
 What a dropped unit receives goes two ways: into its own weights, a row of W_up, and through it to everything below.
 `topk_ste_weights` has the first half alone and `topk_ste_through` the second; `topk_ste` has both, and `topk_masked`,
 the true gradient, neither. All in Algorithm 1's block without the load-balance loss, which would reach dropped units
-by itself, and at two learning rates.
+by itself, and at three learning rates.
 
-    ematrace reproduce gap_halves    # without a GPU: 24 models of width 64, half an hour on one core
+    ematrace reproduce gap_halves    # without a GPU: 36 models of width 64, half an hour on two cores
 """
 
 from __future__ import annotations
@@ -20,7 +20,11 @@ from ematrace.experiments.gap_task import SETTINGS, Arm, budget_of, measure_arm,
 from ematrace.results import Row
 
 GRADIENTS = ("topk_masked", "topk_ste_weights", "topk_ste_through", "topk_ste")
-RATES = (0.004, 0.016)  # the best one at `2m` of the true gradient, and near that of the straight-through one
+RATES = (
+    0.004,
+    0.016,
+    0.032,
+)  # the best one at `2m` of the true gradient, half that of the straight-through one, and that
 
 
 def grid(scale: str, seeds: int) -> Iterable[Point]:

@@ -78,8 +78,8 @@ SETTINGS: Mapping[str, Any] = {
 TRAINING = 0.9  # share of the time
 # Of one process that has the device to itself, about: an H200 with CUDA graphs, a core with bfloat16.
 TOKENS_PER_SECOND: Mapping[str, Mapping[str, float]] = {
-    "cuda": {"0.6m": 14e6, "ablation": 14e6, "2m": 11e6, "7m": 4e6, "30m": 1.4e6, "130m": 4e5},
-    "cpu": {"0.6m": 26e3, "ablation": 16e3, "2m": 13e3, "7m": 3e3, "30m": 700, "130m": 150},
+    "cuda": {"ablation": 14e6, "2m": 11e6, "7m": 4e6, "30m": 1.4e6, "130m": 4e5},
+    "cpu": {"ablation": 16e3, "2m": 13e3, "7m": 3e3, "30m": 700, "130m": 150},
 }
 SECONDS_BESIDE = {"cuda": 50, "cpu": 20}  # compiling, reading the text, scoring
 CURVE = 128  # steps per point of the training curve

@@ -5,15 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 
-from ematrace.analysis.gap_causes import SWITCHES, GradientsAt, Switches, build_gradients, build_switches, is_misleading
+from ematrace.analysis.gap_causes import GradientsAt, build_gradients, is_misleading
 from ematrace.analysis.gap_scores import MAIN
 from ematrace.report.charts import Line, LineChart, Point, linear_axis, log_axis
 from ematrace.report.data import ReportData
 from ematrace.report.formatting import number, over_seeds
-from ematrace.report.gap import text_name, with_interval
 from ematrace.report.gradient_cost import start_rows
 from ematrace.report.gradient_halves import halves_rows
 from ematrace.report.parts import Block, Content, DataTable, Paragraph, plain_table
+from ematrace.report.switches import SwitchTables, switch_tables
 from ematrace.report.tables import Header, measure_table
 from ematrace.results import Factors, Sample, Selector
 
@@ -65,28 +65,19 @@ def predictors(data: ReportData) -> Sequence[Content | None]:
         Header("WikiText-2", metric="nats", where={"size": MAIN, "text": "wikitext2", "slice": "all"}),
     ]
     parts: list[Content | None] = [measure_table(data, rows, columns, "Predictors in SPEN's block")]
-    for text in ("validation", "wikitext2"):
-        if (found := build_switches(data.table, text)) is not None:
-            parts += _switches(found)
+    for found in switch_tables(data):
+        parts += _switches(found)
     return parts
 
 
-def _switches(found: Switches) -> Iterator[Content]:
+def _switches(found: SwitchTables) -> Iterator[Content]:
     """Why attention over the inputs helps less as a predictor than as a mixer, if it does."""
-    rows = [
-        [", ".join(f"{name} {level}" for name, level in zip(SWITCHES, setting, strict=True)), with_interval(gain)]
-        for setting, gain in found.gains.items()
-    ]
-    rows += [[f"as a mixer, residual {path}", with_interval(gain)] for path, gain in found.mixers.items()]
-    rows += [[f"effect of the switch: {name}", with_interval(effect)] for name, effect in found.effects.items()]
-    name = text_name(found.text)
-    yield plain_table(
-        [f"attention over the inputs, on {name}", "nats gained over the static predictor"], rows, f"Switches on {name}"
-    )
-    causes = ", ".join(found.causes) or "none"
-    yield Paragraph(
-        f"Switches that count as a cause under the plan (effect above .02 nats, interval without 0): {causes}."
-    )
+    for (heads, *rows), what in (
+        (found.gains, "Nats that attention over the inputs gains over the static predictor"),
+        (found.effects, "Nats that each switch adds to that gain, over the settings of the others"),
+    ):
+        yield plain_table(heads, rows, f"{what}, at {found.size}")
+    yield Paragraph(found.verdict)
 
 
 def sparsity(data: ReportData) -> Sequence[Content | None]:
