@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from ematrace.experiments import gap_halves, gap_straight_through
+from ematrace.experiments import gap_all_units, gap_halves, gap_straight_through
 from ematrace.experiments.base import Context
 from ematrace.experiments.gap_rates import UNBALANCED
 from ematrace.experiments.gap_straight_through import compare_gradients, cosine, evenly, gradient, length, model_after
@@ -164,6 +164,48 @@ def test_an_arm_is_measured_while_it_trains(tmp_path: Path) -> None:
     nats = [rows_by(rows, step=step)["nats"] for step in (0, 1, 2, 4)]
     assert nats == sorted(set(nats), reverse=True)  # the model of each step, not the same one four times
     assert 0 < rows_by(rows, step=4)["cosine"] < 1
+
+
+def test_the_network_with_all_units_on_is_the_dense_one() -> None:
+    """The same weights in a dense model have its gradient and loss; the top-k is as before afterwards."""
+    model, dense = build(), build(ffn="dense")
+    dense.load_state_dict(model.state_dict())
+    with gap_all_units.all_units_on(model):
+        found = gradient(model, WINDOWS, "masked")
+        assert loss_and_kept(model)[0] == pytest.approx(loss_and_kept(dense)[0], abs=1e-12)
+        for name, g in gradient(dense, WINDOWS, "masked").items():
+            torch.testing.assert_close(found[name], g)
+    assert model.config.k == 3
+    ste, true = (gradient(model, WINDOWS, kind) for kind in ("ste", "masked"))
+    rows = gap_all_units.compare_networks(model, WINDOWS, WINDOWS)
+    expected = {
+        "to_true": cosine(ste, true), "to_all_on": cosine(ste, found), "true_to_all_on": cosine(true, found),
+        "nats": loss_and_kept(model)[0], "nats_all_on": loss_and_kept(dense)[0],
+    }  # fmt: skip
+    assert rows_by(rows) == pytest.approx(expected, rel=1e-6)
+    assert len(set(expected.values())) == 5
+    of_part = [name for name in ste if "W_up" in name]
+    ste, found = ({name: of[name] for name in of_part} for of in (ste, found))
+    assert rows_by(rows, part="W_up")["to_all_on"] == pytest.approx(cosine(ste, found))
+
+
+def test_the_three_gradients_are_measured_while_two_arms_train(tmp_path: Path) -> None:
+    points = gap_all_units.EXPERIMENT.points("cpu", 5)
+    assert {(p.factors["ffn"], p.factors["lr"], p.seed) for p in points} == {
+        (ffn, 0.016, seed) for ffn in ("topk_ste", "topk_masked") for seed in range(5)
+    }
+    resolved = gap_all_units.EXPERIMENT.resolve_settings(points[0], gap_all_units.EXPERIMENT.settings)
+    halves = gap_halves.EXPERIMENT.resolve_settings(points[0], gap_halves.EXPERIMENT.settings)
+    assert resolved == {**halves, "batch": 64}  # the same models
+    ends = []
+    for ffn in gap_all_units.FFNS:
+        rows = gap_all_units.measure(context(tmp_path), size="toy", lr=1e-2, **replace(UNBALANCED, ffn=ffn).__dict__)
+        assert sorted({row.factors["step"] for row in rows}) == [0, 1, 2, 4]
+        start, end = (rows_by(rows, step=step, part="all") for step in (0, 4))
+        assert end["nats"] < start["nats"]
+        ends.append((start["nats"], end["nats"]))
+    assert ends[0][0] == ends[1][0]  # the same first weights
+    assert ends[0][1] != ends[1][1]
 
 
 def test_halves_are_four_gradients_of_one_block() -> None:

@@ -90,6 +90,7 @@ def test_the_page_has_the_table() -> None:
         "through them": ".403 (.389\u2013.418)",
         "both": ".503 (.489\u2013.518)",
         "both less the sum": "\u2212.003 (\u2212.041 to .035)",  # 0, -.02 and .01: 4.303 * .01528 / 3 ** .5
+        "the same, seeds 3 and up alone": "\u2013",
         "what does the harm": "the way through dropped units",
         "seeds": "3",
     }
@@ -100,6 +101,17 @@ def test_the_page_has_the_table() -> None:
     assert found is not None
     assert found[1][0][-2] == "the weights of dropped units"
     assert halves_rows(ReportData(make_table(), claims, ())) is None
+
+
+def test_seeds_that_were_not_known_stand_by_themselves() -> None:
+    """The rule is applied to all; those that the plan added are shown beside it."""
+    more = {WEIGHTS: (0.1,) * 5, THROUGH: (0.1,) * 5, BOTH: (0.2, 0.2, 0.2, 0.5, 0.7)}
+    [found] = build_halves(make_table(*runs(more)))
+    assert found.beyond_sum.values == pytest.approx((0, 0, 0, 0.3, 0.5))
+    assert found.beyond_sum_fresh is not None
+    assert found.beyond_sum_fresh.values == pytest.approx((0.3, 0.5))
+    [known] = build_halves(make_table(*runs(HARM_BELOW)))
+    assert known.beyond_sum_fresh is None
 
 
 def test_a_run_whose_loss_is_not_known_is_no_seed() -> None:

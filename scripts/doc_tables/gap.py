@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from doc_tables.blocks import table
+from ematrace.report.all_units import network_lines, network_rows
 from ematrace.report.data import ReportData
 from ematrace.report.formatting import markdown_table
 from ematrace.report.gap_findings import (
@@ -50,6 +51,11 @@ def gap_start(data: ReportData, block: str) -> str:
 @table("gap-halves", "gap_halves")
 def gap_halves(data: ReportData, block: str) -> str:
     return _table_of(halves_rows(data))
+
+
+@table("gap-all-units", "gap_all_units")
+def gap_all_units(data: ReportData, block: str) -> str:
+    return _table_of(network_rows(data)) + "\n" + "".join(f"- {line}\n" for line in network_lines(data))
 
 
 @table("gap-gradient", "gap_units", "gap_kept")

@@ -17,6 +17,7 @@ from ematrace.analysis.gap_trend import LEAST_SEEDS
 from ematrace.results import Sample, Table
 
 EXPERIMENT = "gap_halves"
+KNOWN = (0, 1, 2)  # seeds whose results were known when the plan asked for more
 TRUE, WEIGHTS, THROUGH, BOTH = "topk_masked", "topk_ste_weights", "topk_ste_through", "topk_ste"
 Outcome = Literal["weights", "through", "either", "together", "undecided", "too few seeds"]
 
@@ -37,6 +38,12 @@ class Halves:
     def beyond_sum(self) -> Sample:
         """By how much the cost of both exceeds the sum of the halves."""
         return Sample(tuple(_values(self.both) - _values(self.weights) - _values(self.through)))
+
+    @property
+    def beyond_sum_fresh(self) -> Sample | None:
+        """The same of the seeds that were not known; None where there are none."""
+        fresh = [value for seed, value in zip(self.seeds, self.beyond_sum.values, strict=True) if seed not in KNOWN]
+        return Sample(tuple(fresh)) if fresh else None
 
     @property
     def outcome(self) -> Outcome:

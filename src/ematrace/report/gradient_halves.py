@@ -16,7 +16,7 @@ OUTCOMES = {
 }
 HEADS = [
     *("parameters", "learning rate", "into their own weights", "through them", "both"),
-    *("both less the sum", "what does the harm", "seeds"),
+    *("both less the sum", "the same, seeds 3 and up alone", "what does the harm", "seeds"),
 ]
 
 
@@ -27,6 +27,7 @@ def halves_rows(data: ReportData) -> tuple[list[str], list[list[str]]] | None:
             f"{one.parameters / 1e6:.1f}M",
             f"{one.lr:g}",
             *(with_interval(cost) for cost in (one.weights, one.through, one.both, one.beyond_sum)),
+            "–" if one.beyond_sum_fresh is None else with_interval(one.beyond_sum_fresh),
             OUTCOMES[one.outcome],
             str(len(one.seeds)),
         ]

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from ematrace.analysis.gap_causes import GradientsAt, build_gradients, is_misleading
 from ematrace.analysis.gap_scores import MAIN
+from ematrace.report.all_units import network_lines, network_rows
 from ematrace.report.charts import Line, LineChart, Point, linear_axis, log_axis
 from ematrace.report.data import ReportData
 from ematrace.report.formatting import number, over_seeds
@@ -120,10 +121,12 @@ def _causes(data: ReportData) -> Iterator[Content]:
     for found, caption in (
         (start_rows(data), "Straight-through and true gradient before training, by the units kept"),
         (halves_rows(data), "Nats that dropped units' gradient costs: into their weights, and through them"),
+        (network_rows(data), "Gradients of the network that runs and of that with all units on, during training"),
     ):
         if found is not None:
             heads, rows = found
             yield plain_table(heads, [[*row] for row in rows], caption)
+    yield from (Paragraph(line) for line in network_lines(data))
 
 
 def _wide(data: ReportData) -> list[Header]:

@@ -1,0 +1,75 @@
+"""Which network does the straight-through gradient train: the one that runs, or the one with all units on?
+
+The rules are those of docs/analysis-plan.md, written before the cells existed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from ematrace.analysis.gap_causes import LAST, LEAST_SEEDS
+from ematrace.results import Sample, Selection, Table
+from ematrace.results.schema import Factor
+from ematrace.results.select import Selector
+
+EXPERIMENT, SIZE = "gap_all_units", "small"
+STRAIGHT_THROUGH, TRUE = "topk_ste", "topk_masked"
+Reading = Literal["holds", "contradicted", "mixed", "too few steps or seeds"]
+
+
+@dataclass(frozen=True)
+class NetworksAt:
+    """Of the models of one gradient at one step; all parameters."""
+
+    step: int
+    to_true: Sample
+    """Cosine of the straight-through gradient to that of the network that runs."""
+    to_all_on: Sample
+    """The same to that of the network with all units on."""
+    true_to_all_on: Sample
+    """Cosine between the gradients of both networks."""
+    nats: Sample
+    nats_all_on: Sample
+    seeds: tuple[int, ...]
+
+
+def build_networks(table: Table, ffn: str) -> tuple[NetworksAt, ...]:
+    """During training with one gradient; empty without cells."""
+    arm: dict[str, Factor] = {"ffn": ffn, "size": SIZE, "part": "all"}
+    steps = sorted(int(step) for step in table.values_of(EXPERIMENT, "step", **arm))
+    return tuple(found for step in steps if (found := _at(table, {**arm, "step": step})) is not None)
+
+
+def _at(table: Table, where: dict[str, Factor]) -> NetworksAt | None:
+    names = ("to_true", "to_all_on", "true_to_all_on", "nats", "nats_all_on")
+    found = [table.find(Selector(EXPERIMENT, name, where)) for name in names]
+    known: list[Selection] = [one for one in found if one is not None and one.sample.known]
+    if len(known) < len(names):
+        return None
+    to_true, to_all_on, true_to_all_on, nats, nats_all_on = (one.sample for one in known)
+    return NetworksAt(int(where["step"]), to_true, to_all_on, true_to_all_on, nats, nats_all_on, known[0].seeds)
+
+
+def reading(steps: Sequence[NetworksAt]) -> Reading:
+    """Whether the straight-through gradient is nearer to that of the network with all units on."""
+    last = steps[-LAST:]
+    if len(last) < LAST or any(len(at.seeds) < LEAST_SEEDS for at in last):
+        return "too few steps or seeds"
+    nearer = {
+        to_all_on > to_true
+        for at in last
+        for to_all_on, to_true in zip(at.to_all_on.values, at.to_true.values, strict=True)
+    }
+    return "mixed" if len(nearer) == 2 else "holds" if nearer == {True} else "contradicted"
+
+
+def all_on_difference(table: Table) -> Sample | None:
+    """Nats with all units on at the last step, trained straight-through minus trained with the true gradient."""
+    both = [build_networks(table, ffn) for ffn in (STRAIGHT_THROUGH, TRUE)]
+    if not all(both):
+        return None
+    ends = [dict(zip(steps[-1].seeds, steps[-1].nats_all_on.values, strict=True)) for steps in both]
+    seeds = sorted(ends[0].keys() & ends[1].keys())
+    return Sample(tuple(ends[0][seed] - ends[1][seed] for seed in seeds)) if seeds else None

@@ -1,0 +1,49 @@
+"""Which network the straight-through gradient trains: for page and docs."""
+
+from __future__ import annotations
+
+from ematrace.analysis.gap_all_units import STRAIGHT_THROUGH, TRUE, all_on_difference, build_networks, reading
+from ematrace.report.data import ReportData
+from ematrace.report.formatting import number
+from ematrace.report.gap import with_interval
+
+NAMES = {STRAIGHT_THROUGH: "straight-through", TRUE: "true gradient"}
+HEADS = [
+    *("trained with", "step", "straight-through to the true gradient", "straight-through to that with all units on"),
+    *("true to that with all units on", "nats", "nats with all units on", "seeds"),
+]
+READINGS = {
+    "holds": "the straight-through gradient is nearer to that of the network with all units on",
+    "contradicted": "the straight-through gradient is nearer to the true one",
+    "mixed": "neither gradient is nearer to the straight-through one on all seeds and steps",
+    "too few steps or seeds": "too few steps or seeds to say",
+}
+
+
+def network_rows(data: ReportData) -> tuple[list[str], list[list[str]]] | None:
+    """Cosines and nats during training; None where nothing is recorded."""
+    rows = [
+        [
+            NAMES[ffn],
+            f"{at.step:,}",
+            *(number(of.mean, 3) for of in (at.to_true, at.to_all_on, at.true_to_all_on, at.nats, at.nats_all_on)),
+            str(len(at.seeds)),
+        ]
+        for ffn in NAMES
+        for at in build_networks(data.table, ffn)
+    ]
+    return (HEADS, rows) if rows else None
+
+
+def network_lines(data: ReportData) -> list[str]:
+    """The verdicts of the plan's rule."""
+    steps = build_networks(data.table, STRAIGHT_THROUGH)
+    if not steps:
+        return []
+    lines = [f"In the last four steps of straight-through training, {READINGS[reading(steps)]}."]
+    if (difference := all_on_difference(data.table)) is not None:
+        lines.append(
+            "With all units on at the end, straight-through training minus true-gradient training: "
+            f"{with_interval(difference, signed=True)} nats."
+        )
+    return lines
