@@ -22,6 +22,7 @@ from ematrace.report.data import ReportData
 from ematrace.report.sections.choices import choices as choices_section
 from ematrace.results import CellFile, Row, Selector, Table, read_file, write_file
 from gap_support import run, sweep
+from test_gap_causes import cells as switched_cells
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
@@ -30,6 +31,9 @@ sys.path.insert(0, str(ROOT / "scripts"))
 import write_tables  # noqa: E402
 from doc_tables import TABLES, chain_picture, marked, rewrite, small_scale  # noqa: E402
 
+TABLE = re.compile(r"<!-- table: .*?<!-- end -->", re.DOTALL)
+NUMBER = re.compile(r"(?<![\d.])(?:\d*\.\d{2,3}\b|\d+(?:\.\d)?(?=%| to \d+(?:\.\d)?%))")
+HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
 GRAMMAR = {"grammar": "half_passives"}
 SETTINGS = {"sentences": {"train": 1}, "grammar": {"file": "a"}}
 FULL = {"representation": "l0+traces"}
@@ -58,6 +62,11 @@ def write(name: str, data: ReportData, block: str = "") -> str:
     return TABLES[name](data, block)
 
 
+def _anchor(heading: str) -> str:
+    """As GitHub makes it."""
+    return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+
+
 def row(text: str, start: str) -> list[str]:
     """The cells of the line that starts so, but for the first one."""
     (line,) = [line for line in text.splitlines() if line.startswith(f"| {start} |")]
@@ -72,17 +81,39 @@ class TestThePages:
         assert data.problems == []  # no two recorded files stand for the same cell
 
     def test_findings_written_by_hand_have_the_numbers_of_the_tables(self) -> None:
-        """What no table has is marked *once*."""
-        pages = [(DOCS / name).read_text(encoding="utf-8") for name in ("gap.md", "../README.md", "results.md")]
-        page, readme, _ = pages
-        listed = page.split("## What it finds")[1].split("### The chain")[0]
-        listed += readme.split("## What it finds so far")[1].split("Tables are written from recorded runs")[0]
-        written = "".join(re.findall(r"<!-- table: .*?<!-- end -->", "".join(pages), re.DOTALL))
-        sentences = [s for s in re.split(r"(?<=[.:;]) ", listed) if "*once*" not in s]
-        shape = r"(?<![\d.])\d*\.\d{2,3}\b|\b\d+(?:\.\d)?%"
-        numbers = re.findall(shape, " ".join(sentences))
-        assert len(numbers) > 35
-        assert set(numbers) - set(re.findall(shape, written)) == set()
+        """Those of the pages that a finding links to, and of its own; what no table has is marked *once*."""
+        pages = {name: (DOCS / name).read_text(encoding="utf-8") for name in write_tables.PAGES}
+        page, readme = pages["gap.md"], pages["../README.md"]
+        in_page = page.split("## What it finds")[1].split("### The chain")[0]
+        in_readme = readme.split("## What it finds so far")[1].split("<!-- table: ")[0]
+        items = [("gap.md ../README.md training.md", item) for item in in_page.split("\n- ")[1:]]
+        for item in re.split(r"\n\d\. ", in_readme)[1:]:
+            linked = re.findall(r"\]\(docs/([a-z]+\.md)", item)
+            assert linked
+            items.append((" ".join([*linked, "../README.md"]), item))
+        checked = 0
+        for names, item in items:
+            tables = "".join(t for name in names.split() for t in TABLE.findall(pages.get(name, "")))
+            sentences = [s for s in re.split(r"(?<=[.:;]) ", item) if "*once*" not in s]
+            numbers = set(NUMBER.findall(" ".join(sentences)))
+            checked += len(numbers)
+            assert numbers - set(NUMBER.findall(tables)) == set(), item
+        assert checked > 50
+
+    def test_numbers_are_decimals_percentages_and_both_ends_of_a_range(self) -> None:
+        found = NUMBER.findall("46.1 to 60.9%, 62 to 68%, .712 nats (1.10), 117M, 7.8 nats, 32 steps to 50%")
+        assert found == ["46.1", "60.9", "62", "68", ".712", "1.10", "50"]
+
+    def test_links_of_all_pages_lead_to_headings(self) -> None:
+        texts = {path: path.read_text(encoding="utf-8") for path in (*DOCS.glob("*.md"), ROOT / "README.md")}
+        anchors = {path.resolve(): {_anchor(h) for h in HEADING.findall(text)} for path, text in texts.items()}
+        checked = 0
+        for path, text in texts.items():
+            for target, fragment in re.findall(r"\]\(([^)#\s:]*)#([^)\s]+)\)", text):
+                where = (path.parent / target).resolve() if target else path.resolve()
+                assert fragment in anchors[where], f"{path.name}: {target}#{fragment}"
+                checked += 1
+        assert checked > 20
 
     def test_have_every_table_once(self) -> None:
         names = [name for page in write_tables.PAGES for name in marked((DOCS / page).read_text(encoding="utf-8"))]
@@ -115,6 +146,34 @@ class TestThePages:
             assert shown[column - 2] == "/".join(mean(metric, variant=variant) for metric in metrics)
         levels = row(text, "C15 traces of L0, L1, L2, W")[column - 2]
         assert levels == ", ".join(mean("within", level=level) for level in range(3))
+
+
+class TestSwitches:
+    def test_gains_effects_parts_and_causes(self) -> None:
+        """Planted in test_gap_causes: .3 nats for the query, .8 of it on the fifth of the tokens that recall."""
+        text = write("gap-switches", data_of(switched_cells()))
+
+        def values(name: str) -> list[float]:
+            return [float(cell.split(" ")[0].replace("−", "-")) for cell in row(text, name)]
+
+        every = "as a predictor, query from the input, values of unit scale and context into the residual"
+        gains = {"as a predictor, as in SPEN's block": -0.05, every: 0.36, "as a mixer, context into the residual": 0.5}
+        for name, gain in gains.items():
+            assert values(name) == [pytest.approx(gain, abs=0.004)]
+        assert values("as a predictor, query from the input") == [pytest.approx(0.25, abs=0.004)]
+        assert values("as a mixer") == [pytest.approx(0.5, abs=0.004)]
+        heads = next(line for line in text.splitlines() if line.startswith("| switch |"))
+        columns = [cell.strip() for cell in heads.strip("|").split("|")][1:]
+        assert columns == ["held-out text", "held-out text, on repeated pairs", "held-out text, on other tokens"]
+        assert values("query from the input") == pytest.approx([0.3, 0.2 * 0.8, 0.3 - 0.2 * 0.8], abs=0.004)
+        assert "3 seeds. Switches that count as a cause" in text
+        assert text.rstrip().endswith("on held-out text, query from the input and values of unit scale.")
+
+    def test_too_few_seeds_are_no_verdict(self) -> None:
+        two = [stored for stored in switched_cells().cells if stored.cell.seed < 2]
+        text = write("gap-switches", data_of(Table(two)))
+        assert text.rstrip().endswith("2 seeds: the plan judges the switches from 3 on.")
+        assert "not recorded yet" in write("gap-switches", data_of(Table([])))
 
 
 class TestPicture:

@@ -71,6 +71,11 @@ def test_parts_of_an_effect_add_up() -> None:
         assert recall.effects[name].mean + other.effects[name].mean == pytest.approx(whole.effects[name].mean)
 
 
+def test_a_part_without_the_whole_is_no_contribution() -> None:
+    parts = [s for s in cells().cells if s.cell.factors["slice"] != "all"]
+    assert build_switches(Table(parts), "validation", part="recall") is None
+
+
 def test_noise_is_no_cause() -> None:
     found = build_switches(cells(noise=1.0), "validation")
     assert found is not None

@@ -78,9 +78,8 @@ def test_every_predictor_is_in_the_table_and_the_switches_below(tmp_path: Path) 
         for name in gap_controls.PREDICTORS.values():
             assert f"{block}: {name} " in text
     assert "Algorithm 1's block: linear attention, d_ff as it is" in text
-    assert "gains over the static predictor, at 2m" in text
-    assert "query from the input" in text
-    assert text.count("Switches that count as a cause under the plan (effect above .02 nats, interval without 0):") == 1
+    assert "as a predictor, query from the input and context into the residual" in text
+    assert "2 seeds: the plan judges the switches from 3 on." in text
 
 
 def test_units_kept_and_gradients(tmp_path: Path) -> None:

@@ -448,20 +448,60 @@ def test_cores_stand_in_for_a_gpu_only_when_asked(monkeypatch):
     assert on_cores.units[0].seconds > on_gpu.units[0].seconds
 
 
+GAP = [name for name in EXPERIMENTS if name.startswith("gap") or name == "trace_decoding"]
+AT_ONE_SPEED = {"gap_first_steps", "gap_start", "gap_all_units"}  # whose points take about the same
+
+
 @pytest.mark.parametrize("device", ["cuda", "cpu"])
-def test_expected_times_follow_size_and_tokens(monkeypatch, device):
-    """Every point of the gap's experiments has one, a toy its own."""
+def test_expected_times_follow_size_tokens_and_units(monkeypatch, device):
     monkeypatch.setattr(planning, "_sees_gpu", lambda request: True)
-    names = ("gap_sizes", "gap_predictors", "gap_predictor_rates", "gap_size_rates", "gap_units")
-    plan = make_plan(Request(names, scale="gpu", device=device))
-    of = {(unit.factors["size"], unit.settings["tokens"]): unit.seconds for unit in plan.units}
-    sizes = ["2m", "7m", "30m"]
-    assert sorted(sizes, key=lambda size: of[size, 117440512]) == sizes
-    assert of["2m", 29360128] < of["2m", 58720256] < of["2m", 117440512]
-    assert of["130m", 32768000] > 1.5 * of["2m", 117440512]
-    ends = [round(unit.seconds) for unit in plan.units if unit.experiment == "gap_predictors"]
-    assert f"  {min(ends)}-{max(ends)}\n" in plan.describe(names)
-    assert {unit.seconds for unit in make_plan(Request(names)).units} == {6}
+    plan = make_plan(Request(("gap_sizes", "gap_predictors", "gap_units"), scale="gpu", device=device))
+
+    def seconds(**wanted):
+        of = (
+            {**unit.settings, **unit.factors, "experiment": unit.experiment, "s": unit.seconds} for unit in plan.units
+        )
+        found = {one["s"] for one in of if wanted.items() <= one.items()}
+        assert len(found) == 1
+        return found.pop()
+
+    sizes = {"experiment": "gap_sizes", "vocabulary": 8192}
+    whole = {**sizes, "tokens": 117440512}
+    assert 60 < seconds(**whole, size="2m") < seconds(**whole, size="7m") < seconds(**whole, size="30m")
+    assert seconds(**sizes, size="2m", tokens=29360128) < seconds(**whole, size="2m")
+    assert seconds(experiment="gap_predictors", size="130m") > 1.5 * seconds(**whole, size="2m")
+    assert seconds(experiment="gap_units", units=3072) > 1.1 * seconds(experiment="gap_units", units=512)
+    by_hand = {"cuda": 50 + 29360128 / 11e6, "cpu": 20 + 29360128 / 13e3}[device]
+    assert seconds(**sizes, size="2m", tokens=29360128) == pytest.approx(by_hand)
+
+
+def test_processes_that_share_a_gpu_take_longer(monkeypatch):
+    monkeypatch.setattr(planning, "_sees_gpu", lambda request: True)
+    alone, shared = (make_plan(Request(("gap_units",), scale="gpu", per_gpu=n)).units[0].seconds for n in (None, 8))
+    assert shared - 50 == pytest.approx(8 * (alone - 50))
+
+
+def test_every_point_of_the_gap_has_a_time_of_its_own_and_a_toy_another(monkeypatch):
+    monkeypatch.setattr(planning, "_sees_gpu", lambda request: True)
+    for name in set(GAP) - AT_ONE_SPEED:
+        assert EXPERIMENTS[name].seconds_of is not None, name
+        assert min(unit.seconds for unit in make_plan(Request((name,), scale="gpu")).units) > 50, name
+        if name != "gap_halves":
+            assert max(unit.seconds for unit in make_plan(Request((name,))).units) <= 20, name
+
+
+def test_one_time_or_two_ends_are_shown(monkeypatch):
+    monkeypatch.setattr(planning, "_sees_gpu", lambda request: True)
+    plan = make_plan(Request(("gap_predictors",), scale="gpu"))
+    ends = [round(unit.seconds) for unit in plan.units]
+    assert f"  {min(ends)}-{max(ends)}\n" in plan.describe(["gap_predictors"])
+    assert re.search(r"gap_predictors +2 +0 +6\n", make_plan(Request(("gap_predictors",))).describe(["gap_predictors"]))
+
+
+@pytest.mark.parametrize("value", ["abc", "true", "1.5", "-3"])
+def test_a_budget_that_is_no_whole_number_is_refused(value):
+    with pytest.raises(ValueError, match="--settings: tokens is a whole number, not "):
+        make_plan(Request(("gap_units",), settings=(f"tokens={value}",)))
 
 
 @pytest.mark.parametrize(
@@ -535,8 +575,18 @@ def test_phases_keep_timings_alone_and_share_a_gpu_only_when_asked():
         ]
 
     cpu, gpu, timed = [["slow"], ["fast", "fast too"]], [["on gpu too"], ["on gpu"]], [["timed"]]
-    assert shape(None) == [(cpu, False, 8), (gpu, True, 1), (timed, True, 1)]
+    assert shape(None) == [(cpu, False, 8), (gpu[::-1], True, 1), (timed, True, 1)]  # one process: in their order
     assert shape(3) == [(cpu, False, 3), (gpu, True, 3), (timed, True, 1)]
+
+
+def test_a_seed_is_complete_before_the_next_begins():
+    """Whoever stops half-way has complete seeds, whatever the times of their units."""
+    of = [(1000, 1, "a"), (1000, 5, "b"), (0, 9, "a"), (0, 3, "b")]
+    units = [unit_of(name, f"{name} {seed}", seconds, seed=seed) for seed, seconds, name in of]
+    (phase,) = phases_of(units, 2)
+    assert [(unit.seed, unit.experiment) for job in phase.jobs for unit in job] == [
+        (1000, "b"), (1000, "a"), (0, "a"), (0, "b")
+    ]  # fmt: skip
 
 
 def test_how_many_share_a_gpu_is_not_how_many_run():

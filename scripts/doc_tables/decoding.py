@@ -1,4 +1,4 @@
-"""README.md and docs/gap.md: which token stood k steps back, read from what a trained model holds."""
+"""docs/gap.md: which token stood k steps back, read from what a trained model holds."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def trace_decoding(data: ReportData, _: str) -> str:
 
 
 @table("gap-tokens", EXPERIMENT)
-def readme_tokens(data: ReportData, _: str) -> str:
+def gap_tokens(data: ReportData, _: str) -> str:
     """One sentence of the same cells."""
     traces, slow = ([best(data, held, "accuracy", lag) for lag in (1, 8, 32)] for held in ("traces", "slow"))
     pair, topic = [best(data, "sequence", "accuracy", lag) for lag in (1, 256)], baseline(data, "topic", 32)

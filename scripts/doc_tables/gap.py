@@ -1,4 +1,4 @@
-"""README.md and docs/gap.md: the chain from SPEN to GPT-2."""
+"""docs/gap.md, and the picture's text in README.md: the chain from SPEN to GPT-2 and what is beside it."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ def gap_findings(data: ReportData, block: str) -> str:
 
 
 @table("gap-recall", "gap")
-def readme_recall(data: ReportData, block: str) -> str:
+def gap_recall(data: ReportData, block: str) -> str:
     return recall_finding(data)
 
 
 @table("gap-gradient-cost", "gap_units", "gap_kept", "gap_sizes", "gap_130m")
-def readme_gradient(data: ReportData, block: str) -> str:
+def gap_gradient_cost(data: ReportData, block: str) -> str:
     return _table_of(gradient_rows(data))
 
 

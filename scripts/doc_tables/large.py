@@ -1,4 +1,4 @@
-"""README.md and docs/training.md: the decisive arms at 130M parameters."""
+"""docs/gap.md and docs/training.md: the decisive arms at 130M parameters."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def at_130m(data: ReportData, _: str) -> str:
 
 
 @table("gap-130m", EXPERIMENT)
-def readme_130m(data: ReportData, _: str) -> str:
+def gap_130m(data: ReportData, _: str) -> str:
     """One sentence of the same cells: nats that an arm has more of than SPEN's block, on the seeds that both have."""
     counts: set[int] = set()
 

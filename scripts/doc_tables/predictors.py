@@ -47,11 +47,11 @@ def predictors(data: ReportData, _: str) -> str:
 
 @table("gap-switches", EXPERIMENT)
 def switches(data: ReportData, _: str) -> str:
-    """Why attention over the inputs helps less as a predictor than as a mixer, by size."""
-    texts = [
-        f"`{of.size}`:\n\n{markdown_table(of.gains[0], of.gains[1:])}\n"
-        f"What each switch adds to that gain, on average over the settings of the other two:\n\n"
-        f"{markdown_table(of.effects[0], of.effects[1:])}\n{of.verdict}\n"
-        for of in switch_tables(data)
-    ]
-    return "\n".join(texts) or f"The three switches are {NOT_RECORDED}.\n"
+    """Why attention over the inputs helps less as a predictor than as a mixer."""
+    if (found := switch_tables(data)) is None:
+        return f"The three switches are {NOT_RECORDED}.\n"
+    return (
+        f"Nats gained over the static predictor:\n\n{markdown_table(found.gains[0], found.gains[1:])}\n"
+        "What each switch adds to that gain, on average over the settings of the other two:\n\n"
+        f"{markdown_table(found.effects[0], found.effects[1:])}\n{found.verdict}\n"
+    )

@@ -1,4 +1,4 @@
-"""README.md: what the small scale finds, and how many claims have which verdict."""
+"""docs/results.md: what the small scale finds; README.md: how many claims have which verdict."""
 
 from __future__ import annotations
 

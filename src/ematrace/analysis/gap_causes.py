@@ -5,7 +5,6 @@ The rules are those of docs/analysis-plan.md, written before the cells existed.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import product
@@ -75,8 +74,13 @@ def build_switches(table: Table, text: str, size: str = MAIN, part: str = "all")
     first, *others = selected.values()
     if not all(first.has_settings_of(other) for other in others):
         return None
-    whole = table.find(Selector(PREDICTORS, "nats", {**arms["static", "ffn"], **of_text, "slice": "all"}))
-    share = 1.0 if part == "all" or whole is None else _tokens(first) / _tokens(whole)
+    share = 1.0
+    if part != "all":
+        whole = table.find(Selector(PREDICTORS, "nats", {**arms["static", "ffn"], **of_text, "slice": "all"}))
+        n, of_all = (None if s is None else s.sample.n for s in (selected["static", "ffn"], whole))
+        if n is None or not of_all:
+            return None
+        share = n / of_all
     nats = {key: share * _values(selection, seeds) for key, selection in selected.items()}
     gains = {(q, v, path): nats["static", path] - nats[q, v, path] for q, v, path in settings}
     mixers = {path: nats["static", path] - nats["mixer", path] for path in paths}
@@ -145,10 +149,6 @@ def is_misleading(steps: Iterable[GradientsAt]) -> bool | None:
 def _common_seeds(selections: Iterable[Selection]) -> tuple[int, ...]:
     seeds = [set(selection.seeds) for selection in selections]
     return tuple(sorted(set.intersection(*seeds))) if seeds else ()
-
-
-def _tokens(selection: Selection) -> float:
-    return math.nan if selection.sample.n is None else selection.sample.n
 
 
 def _values(selection: Selection, seeds: Iterable[int]) -> Values:

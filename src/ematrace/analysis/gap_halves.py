@@ -17,7 +17,7 @@ from ematrace.analysis.gap_trend import LEAST_SEEDS
 from ematrace.results import Sample, Table
 
 EXPERIMENT = "gap_halves"
-KNOWN = (0, 1, 2)  # seeds whose results were known when the plan asked for more
+FIRST_ADDED = 3  # the first seed that the plan added later
 TRUE, WEIGHTS, THROUGH, BOTH = "topk_masked", "topk_ste_weights", "topk_ste_through", "topk_ste"
 Outcome = Literal["weights", "through", "either", "together", "undecided", "too few seeds"]
 
@@ -29,6 +29,8 @@ class Halves:
     size: str
     parameters: float
     lr: float
+    nats: Sample
+    """Of the straight-through arm."""
     weights: Sample
     through: Sample
     both: Sample
@@ -40,10 +42,10 @@ class Halves:
         return Sample(tuple(_values(self.both) - _values(self.weights) - _values(self.through)))
 
     @property
-    def beyond_sum_fresh(self) -> Sample | None:
-        """The same of the seeds that were not known; None where there are none."""
-        fresh = [value for seed, value in zip(self.seeds, self.beyond_sum.values, strict=True) if seed not in KNOWN]
-        return Sample(tuple(fresh)) if fresh else None
+    def beyond_sum_added(self) -> Sample | None:
+        """The same of the seeds that the plan added later; None where there are none."""
+        added = [value for seed, value in zip(self.seeds, self.beyond_sum.values, strict=True) if seed >= FIRST_ADDED]
+        return Sample(tuple(added)) if added else None
 
     @property
     def outcome(self) -> Outcome:
@@ -80,7 +82,8 @@ def _halves(size: str, lr: float, runs: Mapping[str, Mapping[int, Run]], text: s
         return None
     nats = {ffn: np.array([of[seed].nats[text, "all"].value for seed in seeds]) for ffn, of in runs.items()}
     weights, through, both = (Sample(tuple(nats[ffn] - nats[TRUE])) for ffn in (WEIGHTS, THROUGH, BOTH))
-    return Halves(size, runs[TRUE][seeds[0]].parameters or 0.0, lr, weights, through, both, seeds)
+    straight = Sample(tuple(nats[BOTH]))
+    return Halves(size, runs[TRUE][seeds[0]].parameters or 0.0, lr, straight, weights, through, both, seeds)
 
 
 def _values(sample: Sample) -> Values:

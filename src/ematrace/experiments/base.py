@@ -24,6 +24,8 @@ from ematrace.results.schema import Factor
 
 T = TypeVar("T")
 Scale = Literal["cpu", "gpu"]
+Device: TypeAlias = Literal["cuda", "cpu"]
+"""Where a point runs. What is meant for a GPU (its scale) may also run on cores."""
 Measured: TypeAlias = Sequence[Row] | Mapping[str, Metric | float]
 """Rows, each with factors of its own; or the metrics of a single one."""
 NO_DEFAULT = ""
@@ -86,9 +88,9 @@ class Experiment:
     seeds: int = 1
     """How many by default: intervals within one seed are over tokens. Recorded results have more."""
     seconds: float = 60.0
-    """Expected for one point."""
-    seconds_of: Callable[[Point, Mapping[str, Any], str], float] | None = None
-    """seconds_of(point, settings, device) of what is meant for a GPU, where `seconds` is that of a toy."""
+    """Expected for one point, on one core or on the GPU; with `seconds_of`, for the toy that runs without a GPU."""
+    seconds_of: Callable[[Point, Mapping[str, Any], Device, int], float] | None = None
+    """seconds_of(point, settings, device, sharing) of a point for a GPU, which as many processes share."""
     settings: Mapping[str, Any] = field(default_factory=dict)
     """Plain JSON that `measure` reads from `ctx.settings`. Recorded; when it changes, a point is measured again."""
     derived: Callable[[Point, Mapping[str, Any]], Mapping[str, Any]] | None = None

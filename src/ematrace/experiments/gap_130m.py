@@ -40,6 +40,7 @@ from ematrace.experiments.gap_task import (
     matched_width,
     score,
     scored_rows,
+    seconds_of,
     text_to_score,
     train_arm,
     training_curve,
@@ -181,5 +182,6 @@ EXPERIMENT = Experiment(
     settings={**SETTINGS, "windows": 100_000},  # all: a state is carried through a whole text
     derived=budget_in_tokens,
     alone=True,
-    seconds=420,
+    seconds=6,
+    seconds_of=seconds_of,
 )

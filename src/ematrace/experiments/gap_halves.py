@@ -20,11 +20,8 @@ from ematrace.experiments.gap_task import SETTINGS, Arm, budget_of, measure_arm,
 from ematrace.results import Row
 
 GRADIENTS = ("topk_masked", "topk_ste_weights", "topk_ste_through", "topk_ste")
-RATES = (
-    0.004,
-    0.016,
-    0.032,
-)  # the best one at `2m` of the true gradient, half that of the straight-through one, and that
+# The best rate at `2m` of the true gradient, half of that of the straight-through one, and all of it.
+RATES = (0.004, 0.016, 0.032)
 
 
 def grid(scale: str, seeds: int) -> Iterable[Point]:

@@ -150,7 +150,7 @@ def budget(point: Point, settings: Mapping[str, Any]) -> Mapping[str, Any]:
         resolved = {**settings, **found}
         ablation = {"tokens": STEPS * resolved["sequences"] * resolved["length"]}
         ablation["warmup"] = BUDGETS["ablation"]["warmup"]
-        found |= {name: value for name, value in ablation.items() if name in found}
+        found |= {name: value for name, value in ablation.items() if settings.get(name) is None}
     return found
 
 

@@ -27,7 +27,7 @@ from ematrace.analysis.gap_design import SIZES, ArmFactors, kept_units
 from ematrace.analysis.rates import SELECTION
 from ematrace.baselines.language import UNIGRAM, Unigram
 from ematrace.evaluation import target_nats
-from ematrace.experiments.base import Context, Point, number
+from ematrace.experiments.base import Context, Device, Point, number
 from ematrace.experiments.language_task import train_model
 from ematrace.experiments.recall import (
     RARE,
@@ -76,12 +76,13 @@ SETTINGS: Mapping[str, Any] = {
     "texts": {},  # name: source, to be scored as well
 }
 TRAINING = 0.9  # share of the time
-# Of one process that has the device to itself, about: an H200 with CUDA graphs, a core with bfloat16.
+# Of one process that has the device to itself. Measured at 2m on both (docs/performance.md, docs/log.md); the others
+# are estimates, from runs that shared an H200 or from operations.
 TOKENS_PER_SECOND: Mapping[str, Mapping[str, float]] = {
     "cuda": {"ablation": 14e6, "2m": 11e6, "7m": 4e6, "30m": 1.4e6, "130m": 4e5},
     "cpu": {"ablation": 16e3, "2m": 13e3, "7m": 3e3, "30m": 700, "130m": 150},
 }
-SECONDS_BESIDE = {"cuda": 50, "cpu": 20}  # compiling, reading the text, scoring
+SECONDS_BESIDE: Mapping[str, float] = {"cuda": 50, "cpu": 20}  # compiling, reading the text, scoring
 CURVE = 128  # steps per point of the training curve
 SCORED_AT_ONCE = 16_384  # tokens
 COUNTED_AT_ONCE = 2**22
@@ -122,15 +123,30 @@ class Arm(ArmFactors):
 
 
 def budget_of(point: Point, settings: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What the size decides where the settings say nothing."""
-    budget = BUDGETS[str(point.factors["size"])]
-    return {name: value for name, value in budget.items() if settings.get(name) is None}
+    """What the size decides where the settings say nothing; what they say, as whole numbers."""
+    found = {}
+    for name, value in BUDGETS[str(point.factors["size"])].items():
+        said = value if settings.get(name) is None else settings[name]
+        if isinstance(said, bool) or not isinstance(said, int | float) or said != int(said) or said < 0:
+            raise ValueError(f"--settings: {name} is a whole number, not {said!r}")
+        found[name] = int(said)
+    return found
 
 
-def seconds_of(point: Point, settings: Mapping[str, Any], device: str) -> float:
-    """Expected for training and scoring one arm."""
-    tokens: int = settings["tokens"]
-    return SECONDS_BESIDE[device] + tokens / TOKENS_PER_SECOND[device][str(point.factors["size"])]
+def seconds_of(point: Point, settings: Mapping[str, Any], device: Device, sharing: int) -> float:
+    """Expected for training and scoring one arm, on a device that as many processes share."""
+    size = str(point.factors["size"])
+    of, tokens = SIZES[size], int(settings["tokens"])
+    units = int(point.factors.get("units", of["d_ff"]))
+    vocabulary = BUDGETS[size]["vocab_size"]
+    larger = _weights(of, units, settings["vocab_size"]) / _weights(of, of["d_ff"], vocabulary)
+    return SECONDS_BESIDE[device] + larger * sharing * tokens / TOKENS_PER_SECOND[device][size]
+
+
+def _weights(of: Mapping[str, int], units: int, vocabulary: int) -> int:
+    """About; operations go with them."""
+    width = of["d_model"]
+    return vocabulary * width + of["n_layers"] * (5 * width**2 + 2 * width * units)
 
 
 Look = Callable[[Any, "ScoredText"], list[Row]]

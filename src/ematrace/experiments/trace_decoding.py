@@ -35,7 +35,7 @@ import torch
 from scipy.optimize import least_squares
 from torch import Tensor
 
-from ematrace.experiments.base import Context, Experiment, Point, accuracy, number
+from ematrace.experiments.base import Context, Device, Experiment, Point, accuracy, number
 from ematrace.experiments.gap_rates import RATES
 from ematrace.experiments.gap_sizes import ATTENTION, EMA, rate_at
 from ematrace.experiments.gap_task import (
@@ -44,6 +44,7 @@ from ematrace.experiments.gap_task import (
     SPEN,
     Arm,
     budget_of,
+    seconds_of,
     text_to_score,
     train_arm,
     training_text,
@@ -69,6 +70,7 @@ READERS: Mapping[str, Mapping[str, int]] = {  # windows that readers are fitted 
         **{"epochs": 5, "batch": 4096, "hidden": 512},
     },
 }
+READER_SECONDS: Mapping[str, float] = {"cuda": 150, "cpu": 1e5}  # on a core, by operations
 OF_READERS = 5  # one of so many blocks
 DECAY_LAGS = (1, 2, 4, 8, 16, 32, 64)  # of C44
 SHAPES = (0.1, 4.0)  # bounds
@@ -354,6 +356,11 @@ def gaussian_rows(held: Held, lags: Iterable[int], channels: int) -> Iterator[Ro
                 yield Row({**of, "reader": "gaussian", "lag": lag}, metrics)
 
 
+def seconds_with_readers(point: Point, settings: Mapping[str, Any], device: Device, sharing: int) -> float:
+    """Fitting the readers takes longer than training what they read."""
+    return seconds_of(point, settings, device, sharing) + sharing * READER_SECONDS[device]
+
+
 EXPERIMENT = Experiment(
     "trace_decoding",
     "What traces keep of tokens, in trained language models",
@@ -364,5 +371,6 @@ EXPERIMENT = Experiment(
     seeds=3,
     settings={**SETTINGS, "reader": None},  # that of the size
     derived=budget,
-    seconds=350,
+    seconds=20,
+    seconds_of=seconds_with_readers,
 )

@@ -58,7 +58,7 @@ def findings(data: ReportData) -> str:
 
 
 def recall_finding(data: ReportData) -> str:
-    """For the README: where traces fall behind attention, everything else equal."""
+    """Where traces fall behind attention, everything else equal."""
     gap = data.derived(GapData)
     found = "" if gap.scores.is_toy else " ".join(_mixers(gap))
     return f"{found or NOT_RECORDED}\n"

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from ematrace.analysis.gap_halves import build_halves
+from ematrace.analysis.gap_halves import FIRST_ADDED, build_halves
 from ematrace.report.data import ReportData
+from ematrace.report.formatting import number
 from ematrace.report.gap import with_interval
 
 OUTCOMES = {
@@ -15,8 +16,8 @@ OUTCOMES = {
     "too few seeds": "too few seeds",
 }
 HEADS = [
-    *("parameters", "learning rate", "into their own weights", "through them", "both"),
-    *("both less the sum", "the same, seeds 3 and up alone", "what does the harm", "seeds"),
+    *("parameters", "learning rate", "straight-through, nats", "into their own weights", "through them", "both"),
+    *("both less the sum", f"the same, seeds {FIRST_ADDED} and up alone", "what does the harm", "seeds"),
 ]
 
 
@@ -26,8 +27,9 @@ def halves_rows(data: ReportData) -> tuple[list[str], list[list[str]]] | None:
         [
             f"{one.parameters / 1e6:.1f}M",
             f"{one.lr:g}",
+            number(one.nats.mean, 3),
             *(with_interval(cost) for cost in (one.weights, one.through, one.both, one.beyond_sum)),
-            "–" if one.beyond_sum_fresh is None else with_interval(one.beyond_sum_fresh),
+            "–" if one.beyond_sum_added is None else with_interval(one.beyond_sum_added),
             OUTCOMES[one.outcome],
             str(len(one.seeds)),
         ]

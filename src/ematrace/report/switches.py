@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from ematrace.analysis.gap_causes import SMALLEST_EFFECT, SWITCHES, Switches, build_switches
-from ematrace.analysis.gap_design import SIZES
+from ematrace.analysis.gap_causes import LEAST_SEEDS, SMALLEST_EFFECT, SWITCHES, Switches, build_switches
 from ematrace.report.data import ReportData
-from ematrace.report.formatting import number
+from ematrace.report.formatting import number, plural
 from ematrace.report.gap import TEXT_NAMES, listed, text_name, with_interval
 
 NAMES = {
@@ -16,57 +15,49 @@ NAMES = {
     "values": "values of unit scale",
     "residual": "context into the residual",
 }
-LEVELS = {
-    ("query", "slow_trace"): "slow trace",
-    ("query", "input"): "input",
-    ("values", "as_read"): "as read",
-    ("values", "normalised"): "unit scale",
-    ("residual", "ffn"): "through the feed-forward layer",
-    ("residual", "direct"): "direct",
-}
 PARTS = {"recall": "on repeated pairs", "other": "on other tokens"}
 
 
 @dataclass(frozen=True)
 class SwitchTables:
-    """Of one size, heads first; what is gained is nats over the static predictor on the same path."""
+    """Heads first; what is gained is nats over the static predictor on the same path."""
 
-    size: str
     gains: list[list[str]]
     effects: list[list[str]]
     verdict: str
 
 
-def switch_tables(data: ReportData) -> list[SwitchTables]:
-    """By size, where every arm is recorded."""
-    return [tables for size in SIZES if (tables := _tables(data, size)) is not None]
-
-
-def _tables(data: ReportData, size: str) -> SwitchTables | None:
-    found = [one for text in TEXT_NAMES if (one := build_switches(data.table, text, size)) is not None]
+def switch_tables(data: ReportData) -> SwitchTables | None:
+    """None where an arm is not recorded."""
+    found = [one for text in TEXT_NAMES if (one := build_switches(data.table, text)) is not None]
     if not found:
         return None
     columns = {text_name(one.text): one for one in found}
-    heads = ["query", "values", "residual", *columns]
-    gains = [heads, *_gains(found)]
+    gains = [["attention over the inputs", *columns], *_gains(found)]
     for part, name in PARTS.items():
-        if (one := build_switches(data.table, found[0].text, size, part)) is not None:
+        if (one := build_switches(data.table, found[0].text, part=part)) is not None:
             columns[f"{text_name(found[0].text)}, {name}"] = one
     effects = [["switch", *columns]]
     effects += [[name, *(with_interval(c.effects[key]) for c in columns.values())] for key, name in NAMES.items()]
-    return SwitchTables(size, gains, effects, _verdict(found))
+    return SwitchTables(gains, effects, _verdict(found))
 
 
 def _gains(found: Sequence[Switches]) -> Iterator[list[str]]:
+    as_in_a_transformer = [on for _, on in SWITCHES.values()]
     for setting in found[0].gains:
-        levels = (LEVELS[pair] for pair in zip(SWITCHES, setting, strict=True))
-        yield [*levels, *(with_interval(one.gains[setting]) for one in found)]
+        on = [n for n, is_, level in zip(NAMES.values(), setting, as_in_a_transformer, strict=True) if is_ == level]
+        name = f"as a predictor, {listed(on)}" if on else "as a predictor, as in SPEN's block"
+        yield [name, *(with_interval(one.gains[setting]) for one in found)]
     for path in found[0].mixers:
-        yield ["as a mixer", "", LEVELS["residual", path], *(with_interval(one.mixers[path]) for one in found)]
+        name = f"as a mixer, {NAMES['residual']}" if path == "direct" else "as a mixer"
+        yield [name, *(with_interval(one.mixers[path]) for one in found)]
 
 
-def _verdict(found: Iterable[Switches]) -> str:
+def _verdict(found: Sequence[Switches]) -> str:
+    seeds = min(len(one.seeds) for one in found)
+    if seeds < LEAST_SEEDS:
+        return f"{plural(seeds, 'seed')}: the plan judges the switches from {LEAST_SEEDS} on."
     names = {text_name(one.text): [NAMES[cause] for cause in one.causes] for one in found}
     causes = (f"on {text}, {listed(of_text) if of_text else 'none'}" for text, of_text in names.items())
     rule = f"effect above {number(SMALLEST_EFFECT, 2)} nats, interval without 0"
-    return f"Switches that count as a cause under the plan ({rule}): {'; '.join(causes)}."
+    return f"{seeds} seeds. Switches that count as a cause under the plan ({rule}): {'; '.join(causes)}."

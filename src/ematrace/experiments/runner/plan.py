@@ -12,11 +12,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ematrace.experiments.base import NO_DEFAULT, Experiment, Grid, Point, Scale
+from ematrace.experiments.base import NO_DEFAULT, Device, Experiment, Grid, Point, Scale
 from ematrace.experiments.discovery import EXPERIMENTS, find_experiment, is_own
 from ematrace.experiments.runner.listing import assigned, unit_lines, wrapped
 from ematrace.experiments.runner.request import ROBUSTNESS, Request, change_settings, setting_names
-from ematrace.experiments.runner.units import Device, Phase, Unit, expected_seconds, phases_of, shard_of
+from ematrace.experiments.runner.units import Phase, Unit, expected_seconds, phases_of, shard_of
 from ematrace.names import did_you_mean, parse_assignments
 from ematrace.results import read_file
 from ematrace.results.schema import file_name
@@ -228,17 +228,17 @@ def _unit(
         data=data,
         command=command,
         group=f"{experiment.group or experiment.name} {own}",
-        seconds=_expected_seconds(experiment, point, resolved, scale, device),
+        seconds=_expected_seconds(experiment, point, resolved, scale, device, request.per_gpu or 1),
         device=device,
         alone=experiment.alone,
     )
 
 
 def _expected_seconds(
-    experiment: Experiment, point: Point, settings: Mapping[str, Any], scale: Scale, device: Device
+    experiment: Experiment, point: Point, settings: Mapping[str, Any], scale: Scale, device: Device, per_gpu: int
 ) -> float:
     if scale == "gpu" and experiment.seconds_of is not None:
-        return experiment.seconds_of(point, settings, device)
+        return experiment.seconds_of(point, settings, device, per_gpu if device == "cuda" else 1)
     return experiment.seconds * (CORE_FOR_GPU if scale == "gpu" and device == "cpu" else 1)
 
 

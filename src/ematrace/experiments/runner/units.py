@@ -6,14 +6,11 @@ import heapq
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Any, TypeAlias
 
-from ematrace.experiments.base import Scale
+from ematrace.experiments.base import Device, Scale
 from ematrace.results import Factors
 from ematrace.results.schema import file_name
-
-Device: TypeAlias = Literal["cuda", "cpu"]
-"""Where a unit runs. What is meant for a GPU (its `scale`) may also run on cores."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,16 +94,26 @@ def phases_of(
     *,
     per_gpu: int | None = None,
 ) -> list[Phase]:
-    """What runs on cores; then what shares the GPU; then, one at a time, what measures speed. Longest jobs first."""
+    """What runs on cores; then what shares the GPU; then, one at a time, what measures speed.
+
+    Seeds in their order, so that whoever stops has complete ones. Of a seed, the longest jobs first, so that processes
+    end together; a single process keeps the order of the grid, where the points that say most come first.
+    """
     found = []
     for gpu, alone in ((False, False), (True, False), (False, True), (True, True)):
         part = [unit for unit in units if (unit.device == "cuda") == gpu and unit.alone == alone]
         if part:
-            jobs = sorted(jobs_of(part), key=lambda job: -sum(unit.seconds for unit in job))
             share = (1 if alone else per_gpu) if gpu else None
             most = 1 if alone else workers or default(gpu) * (share or 1)
-            found.append(Phase(tuple(jobs), gpu, most, share))
+            jobs = jobs_of(part)
+            found.append(Phase(jobs if most == 1 else _longest_first(jobs), gpu, most, share))
     return found
+
+
+def _longest_first(jobs: Sequence[Job]) -> tuple[Job, ...]:
+    """Within a seed; seeds by their first appearance."""
+    seeds = list(dict.fromkeys(job[0].seed for job in jobs))
+    return tuple(sorted(jobs, key=lambda job: (seeds.index(job[0].seed), -sum(unit.seconds for unit in job))))
 
 
 def expected_seconds(phases: Sequence[Phase]) -> float:

@@ -66,7 +66,7 @@ def predictors(data: ReportData) -> Sequence[Content | None]:
         Header("WikiText-2", metric="nats", where={"size": MAIN, "text": "wikitext2", "slice": "all"}),
     ]
     parts: list[Content | None] = [measure_table(data, rows, columns, "Predictors in SPEN's block")]
-    for found in switch_tables(data):
+    if (found := switch_tables(data)) is not None:
         parts += _switches(found)
     return parts
 
@@ -77,7 +77,7 @@ def _switches(found: SwitchTables) -> Iterator[Content]:
         (found.gains, "Nats that attention over the inputs gains over the static predictor"),
         (found.effects, "Nats that each switch adds to that gain, over the settings of the others"),
     ):
-        yield plain_table(heads, rows, f"{what}, at {found.size}")
+        yield plain_table(heads, rows, what)
     yield Paragraph(found.verdict)
 
 
