@@ -92,7 +92,7 @@ def test_the_page_has_the_table() -> None:
         "both": ".503 (.489\u2013.518)",
         "both less the sum": "\u2212.003 (\u2212.041 to .035)",  # 0, -.02 and .01: 4.303 * .01528 / 3 ** .5
         "the same, seeds 3 and up alone": "\u2013",
-        "what does the harm": "the way through dropped units",
+        "under the plan's rule": "the way through dropped units",
         "seeds": "3",
     }
     assert "the way through dropped units" in render_report(data)

@@ -11,13 +11,13 @@ OUTCOMES = {
     "weights": "the weights of dropped units",
     "through": "the way through dropped units",
     "either": "either half is enough",
-    "together": "the two together",
+    "together": "both, and more than their sum",
     "undecided": "undecided",
     "too few seeds": "too few seeds",
 }
 HEADS = [
     *("parameters", "learning rate", "straight-through, nats", "into their own weights", "through them", "both"),
-    *("both less the sum", f"the same, seeds {FIRST_ADDED} and up alone", "what does the harm", "seeds"),
+    *("both less the sum", f"the same, seeds {FIRST_ADDED} and up alone", "under the plan's rule", "seeds"),
 ]
 
 
