@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from cells_support import make_file, make_table
-from ematrace.analysis.gap_all_units import all_on_difference, build_networks, reading
+from ematrace.analysis.gap_all_units import all_on_difference, build_networks, build_turn, reading
 from ematrace.ledger import build_ledger, load_claims
 from ematrace.report.all_units import network_lines, network_rows
 from ematrace.report.data import ReportData
@@ -70,6 +70,33 @@ def test_losses_with_all_units_on_are_paired_by_seed_at_the_end() -> None:
     assert all_on_difference(make_table(*straight)) is None
 
 
+@pytest.mark.parametrize(
+    ("costs", "outcome"),
+    [
+        ((0.3, 0.31, 0.3), "harm by then"),  # of .4 at the end
+        ((0.1, 0.11, 0.1), "harm after"),
+        ((0.1, 0.2, 0.3), "undecided"),
+    ],
+)
+def test_the_turn_is_where_the_gradient_is_nearer_to_the_true_one(costs: Sequence[float], outcome: str) -> None:
+    """From step 112 on it is not nearer on one seed; that it is again at the end does not count."""
+    cosines = [(0.6, 0.6, 0.6, 0.6, 0.6)] * 2 + [(0.6, 0.6, 0.6, 0.4, 0.6)]
+    straight, true = runs(cosines), runs(cosines, "topk_masked")
+    for file, cost in zip(straight, costs, strict=True):
+        for step, row in zip(STEPS, file.cells, strict=False):
+            base = row.metrics["nats"].value
+            assert base is not None
+            row.metrics["nats"] = Metric(base + {0: 0.0, 28: 9.0, 56: cost, 112: 9.0, 224: 0.4}[step])
+    turn = build_turn(make_table(*straight, *true))
+    assert turn is not None
+    assert (turn.step, turn.outcome) == (56, outcome)
+    assert turn.cost.values == pytest.approx(costs)
+    assert turn.end.values == pytest.approx([0.4] * 3)
+    assert build_turn(make_table(*straight, *true[1:])) is None  # a seed is missing
+    assert build_turn(make_table(*runs([FARTHER] * 3), *true)) is not None  # nearer at the start alone
+    assert build_turn(make_table(*runs([(0.4,) * 5] * 3), *true)) is None
+
+
 def data_of(table: Table) -> ReportData:
     claims = load_claims()
     return ReportData(table, claims, tuple(build_ledger(table, claims)))
@@ -100,5 +127,9 @@ def test_page_and_docs_have_table_and_verdicts() -> None:
         "minus true-gradient training: +.510 (.467\u2013.553) nats."
     )  # .51 ± 4.303 * .0173 / 3 ** .5
     assert nearer in render_report(data)
+    turned = data_of(make_table(*runs([FARTHER] * 3), *runs([FARTHER] * 3, "topk_masked")))
+    _, turn, _ = network_lines(turned)
+    assert turn.startswith("Up to step 0 straight-through training's gradient is nearer to that of the network")
+    assert turn.endswith("under the plan's rule for early steps, undecided.")  # both arms are the same
     assert network_rows(data_of(make_table())) is None
     assert network_lines(data_of(make_table())) == []

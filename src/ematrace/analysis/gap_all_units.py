@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Literal
 
 from ematrace.analysis.gap_causes import LAST, LEAST_SEEDS
@@ -63,6 +64,46 @@ def reading(steps: Sequence[NetworksAt]) -> Reading:
         for to_all_on, to_true in zip(at.to_all_on.values, at.to_true.values, strict=True)
     }
     return "mixed" if len(nearer) == 2 else "holds" if nearer == {True} else "contradicted"
+
+
+@dataclass(frozen=True)
+class Turn:
+    """Until when the straight-through gradient is nearer to that of the network with all units on, on all seeds."""
+
+    step: int
+    cost: Sample
+    """Nats at that step, trained straight-through minus trained with the true gradient."""
+    end: Sample
+    """The same at the last step."""
+
+    @property
+    def outcome(self) -> Literal["harm by then", "harm after", "undecided"]:
+        """Whether half of the cost at the end is there by then, with the interval of the paired difference."""
+        beyond = [cost - end / 2 for cost, end in zip(self.cost.values, self.end.values, strict=True)]
+        ends = Sample(tuple(beyond)).interval
+        if ends is None or ends[0] <= 0 <= ends[1]:
+            return "undecided"
+        return "harm by then" if ends[0] > 0 else "harm after"
+
+
+def build_turn(table: Table) -> Turn | None:
+    """None where it never is nearer on all seeds, or an arm lacks seeds that the other has."""
+    straight, true = (build_networks(table, ffn) for ffn in (STRAIGHT_THROUGH, TRUE))
+    by_step = {at.step: at for at in true}
+    nearer = list(takewhile(lambda at: _all_nearer(at) and at.step in by_step, straight))
+    if not nearer or {at.seeds for at in (*straight, *true)} != {straight[0].seeds}:
+        return None
+    turn = nearer[-1]
+    cost, end = (_differences(at, by_step[at.step]) for at in (turn, straight[-1]))
+    return Turn(turn.step, cost, end)
+
+
+def _all_nearer(at: NetworksAt) -> bool:
+    return all(on > true for on, true in zip(at.to_all_on.values, at.to_true.values, strict=True))
+
+
+def _differences(one: NetworksAt, other: NetworksAt) -> Sample:
+    return Sample(tuple(a - b for a, b in zip(one.nats.values, other.nats.values, strict=True)))
 
 
 def all_on_difference(table: Table) -> Sample | None:

@@ -9,6 +9,7 @@ network that runs, and that of the network which keeps all of its units. `gap_ha
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, replace
@@ -35,6 +36,7 @@ from ematrace.results import Row
 
 FFNS = ("topk_ste", "topk_masked")
 RATE = 0.016  # of `gap_halves`
+EARLY = 8  # steps that are measured within the first two parts of the training, evenly; and MEASURED parts
 
 
 def grid(scale: str, seeds: int) -> Iterable[Point]:
@@ -51,13 +53,15 @@ def budget(point: Point, settings: Mapping[str, Any]) -> Mapping[str, Any]:
 def measure(ctx: Context, *, size: str, lr: float, **arm: Any) -> list[Row]:
     settings = ctx.settings
     steps = settings["tokens"] // (settings["sequences"] * settings["length"])
-    every = max(1, steps // PARTS)
+    part = max(1, steps // PARTS)
+    early = max(1, 2 * part // EARLY)
+    measured = {i * early for i in range(EARLY + 1)} | {i * part for i in MEASURED}
     rows = []
     with TemporaryDirectory(dir=ctx.scratch) as folder:
         out = Path(folder) / "run"
-        trained = train_arm(ctx, Arm(**arm), size, lr, out, checkpoint_every=every, keep=steps)
+        trained = train_arm(ctx, Arm(**arm), size, lr, out, checkpoint_every=math.gcd(early, part), keep=steps)
         scored = text_to_score(ctx, settings["validation"], trained.tokenizer).windows
-        for step in sorted({min(part * every, steps) for part in MEASURED} | {steps}):
+        for step in sorted({min(step, steps) for step in measured} | {steps}):
             found = compare_networks(model_after(step, trained).eval(), evenly(scored, settings["batch"]), scored)
             rows += [Row({"step": step, **row.factors}, row.metrics) for row in found]
             ctx.progress(TRAINING + (1 - TRAINING) * step / steps)

@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from ematrace.analysis.gap_all_units import STRAIGHT_THROUGH, TRUE, all_on_difference, build_networks, reading
+from ematrace.analysis.gap_all_units import (
+    STRAIGHT_THROUGH,
+    TRUE,
+    all_on_difference,
+    build_networks,
+    build_turn,
+    reading,
+)
 from ematrace.report.data import ReportData
 from ematrace.report.formatting import number
 from ematrace.report.gap import with_interval
@@ -17,6 +24,12 @@ READINGS = {
     "contradicted": "the straight-through gradient is nearer to the true one",
     "mixed": "neither gradient is nearer to the straight-through one on all seeds and steps",
     "too few steps or seeds": "too few steps or seeds to say",
+}
+
+TURNS = {
+    "harm by then": "half of the harm is done by then, so that the reading is possible where it is done",
+    "harm after": "more than half of the harm is done after that, so that the reading is contradicted there, too",
+    "undecided": "undecided",
 }
 
 
@@ -41,6 +54,12 @@ def network_lines(data: ReportData) -> list[str]:
     if not steps:
         return []
     lines = [f"In the last four steps of straight-through training, {READINGS[reading(steps)]}."]
+    if (turn := build_turn(data.table)) is not None:
+        lines.append(
+            f"Up to step {turn.step} straight-through training's gradient is nearer to that of the network with all "
+            f"units on, on all seeds. By then it has cost {with_interval(turn.cost)} nats, at the end "
+            f"{with_interval(turn.end)}: under the plan's rule for early steps, {TURNS[turn.outcome]}."
+        )
     if (difference := all_on_difference(data.table)) is not None:
         lines.append(
             "With all units on at the end, straight-through training minus true-gradient training: "
