@@ -100,6 +100,19 @@ class TestThePages:
             assert numbers - set(NUMBER.findall(tables)) == set(), item
         assert checked > 50
 
+    def test_shares_of_the_traces_in_the_readme_are_those_of_the_table(self) -> None:
+        """On average, as the first change and as the last, on every text."""
+        readme, page = ((DOCS / name).read_text(encoding="utf-8") for name in ("../README.md", "gap.md"))
+        said = re.search(
+            r"traces are (.*?) of the distance on average, (.*?) as the first .*? and (.*?) as the", readme
+        )
+        assert said is not None
+        shares = page.split("<!-- table: gap-shares -->")[1].split("<!-- end -->")[0]
+        change = "attention with rope, not traces"
+        rows = [change, f"{change}, as the first change", f"{change}, as the last change"]
+        for place, name in zip(said.groups(), rows, strict=True):
+            assert re.findall(r"[\d.]+%(?= \()", place) == [cell.split(" ")[0] for cell in row(shares, name)[1::2]]
+
     def test_numbers_are_decimals_percentages_and_both_ends_of_a_range(self) -> None:
         found = NUMBER.findall("46.1 to 60.9%, 62 to 68%, .712 nats (1.10), 117M, 7.8 nats, 32 steps to 50%")
         assert found == ["46.1", "60.9", "62", "68", ".712", "1.10", "50"]
