@@ -103,10 +103,14 @@ class Chunks(NamedTuple):
         """[B, T, H, d] to [B, K, H, C, d], as batched matmuls want it."""
         return self.split(x).transpose(2, 3)
 
+    def merge(self, y: Tensor) -> Tensor:
+        """[B, K, C, ...] to [B, T, ...]."""
+        y = y.flatten(1, 2)
+        return y[:, : self.T] if self.place_T is None else y[:, self.place_T]
+
     def merge_heads(self, y: Tensor) -> Tensor:
         """[B, K, H, C, d] to [B, T, H, d]."""
-        y = y.transpose(2, 3).flatten(1, 2)
-        return y[:, : self.T] if self.place_T is None else y[:, self.place_T]
+        return self.merge(y.transpose(2, 3))
 
 
 def chunks_of(T: int, size: int, cu_seqlens: Tensor | None) -> Chunks:
@@ -129,3 +133,9 @@ def n_chunks(T: int, size: int) -> tuple[int, int]:
     """Number and length of the chunks of a sequence of T steps."""
     chunks = chunks_of(T, size, None)
     return chunks.K, chunks.C
+
+
+def chunk_flops(T: int, size: int, d_k: int, d_v: int) -> float:
+    """Per token and head: scores and values within each chunk, reading S and adding to it."""
+    K, C = n_chunks(T, size)
+    return K * C * (2 * C * (d_k + d_v) + 4 * d_k * d_v) / T

@@ -6,9 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ematrace.mixers._chunks import before, chunks_of, recurrence
+from ematrace.mixers._chunks import before, chunk_flops, chunks_of, recurrence
 from ematrace.mixers.base import Mixer, State, accumulation_dtype, check_positive, head_width, is_number, rms_norm
-from ematrace.mixers.linear_attention import chunk_flops
 from ematrace.traces.operator import no_autocast
 
 CHUNK = 16  # scores within a chunk hold C d_k numbers for each token

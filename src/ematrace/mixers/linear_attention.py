@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ematrace.mixers._chunks import before, chunks_of, n_chunks, recurrence
+from ematrace.mixers._chunks import before, chunk_flops, chunks_of, recurrence
 from ematrace.mixers.base import Mixer, State, accumulation_dtype, check_choice, head_width, rms_norm
 from ematrace.traces.operator import no_autocast
 
@@ -96,9 +96,3 @@ def linear_attention_recurrence(q: Tensor, k: Tensor, v: Tensor, S: Tensor) -> t
         S = S + k_t.unsqueeze(-1) * v_t.unsqueeze(-2)
         o.append((S * q_t.unsqueeze(-1)).sum(-2))
     return torch.stack(o, dim=1), S
-
-
-def chunk_flops(T: int, size: int, d_k: int, d_v: int) -> float:
-    """Per token and head: scores and values within each chunk, reading S and adding to it."""
-    K, C = n_chunks(T, size)
-    return K * C * (2 * C * (d_k + d_v) + 4 * d_k * d_v) / T

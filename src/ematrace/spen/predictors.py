@@ -11,18 +11,18 @@ Those that read the traces of step t do see x_t inside the traces; that is how t
 from __future__ import annotations
 
 import itertools
-from typing import cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ematrace.mixers._chunks import before, chunk_flops, chunks_of, recurrence
 from ematrace.mixers.base import check_choice
 
 Past = tuple[Tensor, ...] | None
 QUERIES = ("slow_trace", "input")
 VALUES = ("as_read", "normalised")
-CHUNK = 64
+CHUNK = 128
 """Steps that linear attention handles in one matmul."""
 
 
@@ -109,24 +109,16 @@ class LinearAttentionPredictor(SequencePredictor):
         self, x: Tensor, traces: Tensor, past: Past = None, mask: Tensor | None = None, cu_seqlens: Tensor | None = None
     ) -> tuple[Tensor, Past]:
         q, k, v = self.W_q(unit(traces[-1])), self.W_k(unit(self.source(x, traces))), self.W_v(x)  # 0 at padding
-        if cu_seqlens is None:
-            x_hat, memory = decayed_linear_attention(q, k, v, self.gamma, None if past is None else past[0], mask)
-            return x_hat, (memory,)
-        memories = [None] * (len(cu_seqlens) - 1) if past is None else past[0].split(1)
-        parts = [
-            decayed_linear_attention(q[:, part], k[:, part], v[:, part], self.gamma, memory)
-            for part, memory in zip(segments(cu_seqlens), memories, strict=True)
-        ]
-        return torch.cat([x_hat for x_hat, _ in parts], 1), (torch.cat([memory for _, memory in parts]),)
+        memory = None if past is None else past[0]
+        x_hat, memory = decayed_linear_attention(q, k, v, self.gamma, memory, mask, cu_seqlens)
+        return x_hat, (memory,)
 
     def state_size(self, seq_len: int) -> int:
         return self.W_q.in_features**2
 
     def flops(self, seq_len: int) -> float:
         d = self.W_q.in_features
-        whole, rest = divmod(seq_len, CHUNK)
-        inside = whole * CHUNK**2 + rest**2  # (query, key) pairs in the same chunk
-        return super().flops(seq_len) + 2 * 2.0 * d * d + 2 * 2.0 * inside * d / seq_len
+        return super().flops(seq_len) + chunk_flops(seq_len, CHUNK, d, d)
 
 
 class SoftmaxPredictor(SequencePredictor):
@@ -223,34 +215,35 @@ def rms(h: Tensor) -> Tensor:
 
 
 def decayed_linear_attention(
-    q: Tensor, k: Tensor, v: Tensor, gamma: float, memory: Tensor | None = None, mask: Tensor | None = None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    gamma: float,
+    memory: Tensor | None = None,
+    mask: Tensor | None = None,
+    cu_seqlens: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """y_t = q_t S_t and S_{t+1} = gamma S_t + k_t v_t^T, over chunks: matmuls inside a chunk, S between chunks.
+    """y_t = q_t S_t with S_{t+1} = gamma S_t + k_t v_t^T, and the last S: matmuls inside a chunk, S between chunks.
 
-    q, k [B, T, K], v [B, T, V], S [B, K, V] in float32 (float64 stays). Where mask [B, T] is False, k must be 0, and S
-    does not decay.
+    q, k [B, T, K], v [B, T, V]; memory, the S to begin with, [B or N, K, V] in float32 (float64 stays). Where mask
+    [B, T] is False, k must be 0, and S does not decay.
     """
-    exact = torch.float64 if v.dtype == torch.float64 else torch.float32
-    if memory is None:
-        mask = None  # nothing is there yet that could decay
+    exact, dtype = torch.float64 if v.dtype == torch.float64 else torch.float32, v.dtype
+    chunks = chunks_of(q.shape[1], CHUNK, cu_seqlens)
+    if memory is None or mask is None:  # at first nothing is there that could decay
+        mask = torch.ones_like(q[:1, :, 0])
     with torch.autocast(q.device.type, enabled=False):
-        dtype, (q, k, v) = v.dtype, (t.to(exact) for t in (q, k, v))
-        S = q.new_zeros(q.shape[0], q.shape[2], v.shape[2]) if memory is None else memory
-        outputs = []
-        for start in range(0, q.shape[1], CHUNK):
-            q_c, k_c, v_c = (t[:, start : start + CHUNK] for t in (q, k, v))
-            n = q_c.shape[1]
-            step, n_steps = torch.arange(n, device=q.device), cast(Tensor | int, n)
-            if mask is not None:  # steps of each row before each step, and in all
-                real = mask[:, start : start + n].long()
-                step, n_steps = real.cumsum(1) - real, real.sum(1)[:, None, None].to(exact)
-            lag = step[..., :, None] - 1 - step[..., None, :]
-            decay = torch.where(lag >= 0, gamma ** lag.clamp(min=0).to(exact), 0.0)
-            from_past = (gamma ** step.to(exact))[..., None] * (q_c @ S)
-            outputs.append(((q_c @ k_c.mT) * decay) @ v_c + from_past)
-            to_end = gamma ** (n_steps - 1 - step[..., None]).clamp(min=0).to(exact)
-            S = gamma**n_steps * S + (k_c * to_end).mT @ v_c
-        return (torch.cat(outputs, 1) if outputs else v).to(dtype), S
+        q, k, v = (chunks.split(t.to(exact)) for t in (q, k, v))  # [B, K, C, ...]
+        real = chunks.split(mask.to(exact))
+        step, n_steps = real.cumsum(-1) - real, real.sum(-1)  # before each step of a chunk, and in all
+        lag = step[..., :, None] - 1 - step[..., None, :]
+        decay = torch.where(lag >= 0, gamma ** lag.clamp(min=0), 0.0)
+        to_end = gamma ** (n_steps[..., None] - 1 - step).clamp(min=0)
+        added = (k * to_end[..., None]).mT @ v
+        memory = None if memory is None else memory.to(exact)
+        S, last = recurrence((gamma**n_steps)[..., None, None], added, memory, chunks.offsets)
+        from_past = (gamma**step)[..., None] * (q @ before(S, memory, chunks.offsets))
+        return chunks.merge(((q @ k.mT) * decay) @ v + from_past).to(dtype), last
 
 
 def strictly_causal_attention(q: Tensor, k: Tensor, v: Tensor, seen: Tensor | None = None) -> Tensor:
