@@ -40,6 +40,8 @@ class Stage:
     only: tuple[str, ...] = ()
     """Factors that its units must have; a factor named twice may have either value."""
     sweep: bool = False
+    processes: int | None = None
+    """At most, for what takes much of the GPU's memory."""
 
 
 def _swept(*only: str) -> tuple[Stage, Stage]:
@@ -47,13 +49,16 @@ def _swept(*only: str) -> tuple[Stage, Stage]:
     return Stage("gap_size_rates", only, sweep=True), Stage("gap_sizes", only)
 
 
+DENSE = ("size=2m", "ffn=dense", "residual=ffn")  # the predictors that C30 compares in the dense block
+SWITCHED = ("size=2m", "ffn=dense", "reads=inputs", "predictor=softmax", "predictor=mixer")
 TRACKS: Mapping[str, tuple[Stage, ...]] = {
     "chain": (Stage("gap_rates", sweep=True), Stage("gap")),
     "kept": (Stage("gap_kept"),),
     "halves": (Stage("gap_halves"),),
     "units": (Stage("gap_units"),),
     "7m-gpt2": _swept("size=7m", "block=gpt2"),
-    "30m": _swept("size=30m", "context=ema_error", "ffn=topk_ste", "ffn=topk_masked"),
+    "30m": _swept("size=30m", "context=ema_error", "ffn=topk_ste"),
+    "30m-masked": _swept("size=30m", "context=ema_error", "ffn=topk_masked"),
     "30m-gpt2": _swept("size=30m", "block=gpt2"),
     "7m-others": (
         *_swept("size=7m", "block=skeleton", "ffn=dense"),
@@ -62,12 +67,25 @@ TRACKS: Mapping[str, tuple[Stage, ...]] = {
     "30m-others": _swept("size=30m", "block=skeleton", "ffn=dense"),
     "130m": (Stage("gap_130m", ("seed=0",)),),
     "second": (Stage("gap_second", ("context=ema_error", "seed=0", "seed=1", "seed=2")), Stage("gap_second")),
-    "decoding": (Stage("trace_decoding"),),
-    "predictors": (
-        Stage("gap_predictor_rates", ("size=2m", "ffn=dense"), sweep=True),
-        Stage("gap_predictors", ("size=2m", "ffn=dense")),
+    "decoding": (
+        Stage("trace_decoding", ("context=ema_error",), processes=2),  # what the claims are about
+        Stage("trace_decoding", processes=2),
     ),
-    "predictors-130m": (Stage("gap_predictors", ("size=130m",)),),
+    "predictors": (
+        Stage("gap_predictors", (*DENSE, "reads=traces_now")),
+        Stage("gap_predictor_rates", (*DENSE, "reads=trace_sequence"), sweep=True),
+        Stage("gap_predictors", (*DENSE, "reads=trace_sequence")),
+    ),
+    "predictors-linear": (
+        Stage("gap_predictor_rates", (*DENSE, "predictor=linear"), sweep=True),
+        Stage("gap_predictors", (*DENSE, "predictor=linear")),
+    ),
+    "predictors-130m": (Stage("gap_predictors", ("size=130m",), processes=1),),
+    "switches": (
+        Stage("gap_predictors", ("size=2m", "predictor=static", "residual=direct")),
+        Stage("gap_predictor_rates", SWITCHED, sweep=True),
+        Stage("gap_predictors", SWITCHED),
+    ),
     "predictors-topk": (
         Stage("gap_predictor_rates", ("size=2m", "ffn=topk_ste", "ffn=topk_masked"), sweep=True),
         Stage("gap_predictors", ("size=2m", "ffn=topk_ste", "ffn=topk_masked")),
@@ -138,7 +156,10 @@ class Recorder:
 
     def command(self, stage: Stage) -> list[str]:
         only = ["--only", *stage.only] if stage.only else []
-        return [sys.executable, "-m", "ematrace.experiments", stage.experiment, *self.options, *only]
+        few = (
+            ["--per-gpu", str(stage.processes)] if stage.processes else []
+        )  # of options said twice the last one counts
+        return [sys.executable, "-m", "ematrace.experiments", stage.experiment, *self.options, *few, *only]
 
     def _command(self, label: str, command: Sequence[str]) -> bool:
         """False where time has run out, everything was stopped, or the command failed, which says why itself."""

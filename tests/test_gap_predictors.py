@@ -115,11 +115,13 @@ def test_at_130m_parameters_it_is_the_papers_ablation(monkeypatch: pytest.Monkey
     }
     experiment = gap_predictors.EXPERIMENT
     found = experiment.resolve_settings(largest[0], experiment.settings)
-    assert (found["tokens"], found["warmup"], found["vocab_size"]) == (500 * 32 * 2048, 50, 50257)
+    assert (found["tokens"], found["warmup"], found["vocab_size"]) == (500 * 16 * 2048, 50, 50257)
+    assert found["sequences"] * found["length"] == 64 * 512  # as at 2M parameters
     shorter = experiment.resolve_settings(largest[0], {**experiment.settings, "tokens": 65536})
     assert (shorter["tokens"], shorter["warmup"]) == (65536, 50)
-    smaller = experiment.resolve_settings(largest[0], {**experiment.settings, "sequences": 16})
-    assert smaller["tokens"] == 500 * 16 * 2048
+    smaller = experiment.resolve_settings(largest[0], {**experiment.settings, "sequences": 8})
+    assert smaller["tokens"] == 500 * 8 * 2048
+    assert experiment.resolve_settings(largest[0], {**experiment.settings, "windows": 7})["windows"] == 7
     at_2m = next(p for p in gap_predictors.grid("gpu", 1) if p.factors["size"] == "2m")
     assert experiment.resolve_settings(at_2m, experiment.settings)["tokens"] == 3584 * 64 * 512
 

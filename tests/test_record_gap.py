@@ -39,11 +39,13 @@ def test_every_stage_has_units_or_waits_for_its_sweep(tmp_path: Path) -> None:
     tracks: Counter[tuple[str, str]] = Counter()
     for name, stages in TRACKS.items():
         found: set[tuple[str, str]] = set()
-        for stage in stages:
+        for i, stage in enumerate(stages):
             assert stage.experiment in EXPERIMENTS
-            if stage.experiment == "gap_sizes" and name != "budgets" and name != "7m-gpt2":  # rates are not settled
+            try:
+                units = units_of(stage, tmp_path)
+            except ValueError:  # rates are not settled
+                assert any(before.sweep for before in stages[:i]), f"{name}: {stage}"
                 continue
-            units = units_of(stage, tmp_path)
             assert units, f"{name}: {stage}"
             found |= set(units)
         tracks.update(found)

@@ -102,6 +102,7 @@ SWEPT = (*(arm for arm in ABLATION if arm.predictor != "static"), SWITCHED[-1], 
 """At `2m`; the static predictor's rates are the chain's."""
 FEWER_SEEDS = 3  # for what is beside the ablation itself
 STEPS = 500  # of the paper's ablation
+WINDOWS_AT_130M = 128  # scored of each text: all models are scored on the same
 
 
 def swept_as(arm: PredictorArm) -> PredictorArm:
@@ -144,13 +145,15 @@ def _points(arms: Iterable[PredictorArm], size: str, seed: int) -> Iterator[Poin
 
 
 def budget(point: Point, settings: Mapping[str, Any]) -> Mapping[str, Any]:
-    """That of the size; at 130M parameters the paper's 500 steps."""
+    """That of the size; at 130M parameters the paper's 500 steps, each with as many tokens as those of `ablation`."""
     found = dict(budget_of(point, settings))
     if point.factors["size"] == "130m":
-        resolved = {**settings, **found}
-        ablation = {"tokens": STEPS * resolved["sequences"] * resolved["length"]}
-        ablation["warmup"] = BUDGETS["ablation"]["warmup"]
+        of = BUDGETS["ablation"]
+        ablation = {"sequences": of["sequences"] * of["length"] // found["length"], "warmup": of["warmup"]}
+        ablation["windows"] = WINDOWS_AT_130M
         found |= {name: value for name, value in ablation.items() if settings.get(name) is None}
+        if settings.get("tokens") is None:
+            found["tokens"] = STEPS * found["sequences"] * found["length"]
     return found
 
 
