@@ -97,9 +97,10 @@ def mean(cells: Table, experiment: str, metric: str, where: Factors) -> str:
 
 
 def difference(one: Selection | None, other: Selection | None) -> str:
-    """`+.002 [+.001, +.002]`: the first minus the second, seed by seed, with the 95% interval."""
-    if one is None or other is None:
+    """`+.002 [+.001, +.002]`: the first minus the second, on the seeds that both have, with the 95% interval."""
+    if one is None or other is None or len(both := set(one.seeds) & set(other.seeds)) < 2:
         return NOT_RECORDED
+    one, other = one.on(both), other.on(both)
     of_one_experiment = (one.sample.values, other.sample.values) if one.is_paired_with(other) else None
     pairs = of_one_experiment or one.paired_values(other)
     if pairs is None:

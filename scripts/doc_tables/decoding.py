@@ -7,7 +7,7 @@ from itertools import product
 
 from doc_tables.blocks import NOT_RECORDED, mean, seeds_of, select, table
 from ematrace.report.data import ReportData
-from ematrace.report.formatting import markdown_table, number
+from ematrace.report.formatting import TINY, markdown_table, number
 from ematrace.report.sections.trace_tokens import BASELINES, EXPERIMENT, READERS, REPRESENTATIONS, SEQUENCES
 from ematrace.results import Factors, Selection
 
@@ -27,7 +27,7 @@ def read_by(data: ReportData, held: str, metric: str, lag: int) -> Iterator[Sele
 def best(data: ReportData, held: str, metric: str, lag: int) -> str:
     """The highest mean of these readers: what can be read is at least that."""
     found = [selection.sample.mean for selection in read_by(data, held, metric, lag)]
-    return number(max(found)) if found else NOT_RECORDED
+    return number(max(found), decimals=3 if abs(max(found)) < TINY else None) if found else NOT_RECORDED
 
 
 def baseline(data: ReportData, reader: str, lag: int) -> str:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from statistics import median
+
 from doc_tables.blocks import NOT_RECORDED, difference, mean, seeds_of, select, table
 from ematrace.report.data import ReportData
-from ematrace.report.formatting import markdown_table
+from ematrace.report.formatting import markdown_table, number
 from ematrace.report.sections.gap_controls import BLOCKS, HELD_OUT, PREDICTORS
 from ematrace.report.switches import switch_tables
-from ematrace.results import Factors
+from ematrace.results import Factors, Selection
 
 EXPERIMENT = "gap_predictors"
+LARGE = 1000
+STATIC = ("static", "traces_now")
 COLUMNS = {  # of the feed-forward layer and its width
     f"{BLOCKS['topk_ste']}, matched": ("topk_ste", "matched"),
     "the same, d_ff as it is": ("topk_ste", "fixed"),
@@ -18,31 +23,84 @@ COLUMNS = {  # of the feed-forward layer and its width
 }
 
 
-def of(predictor: tuple[str, str], ffn: str, width: str) -> Factors:
-    """An arm after the paper's 500 steps."""
+LATER = {  # of the feed-forward layer, its width, and the size
+    "2M, dense, d_ff as it is": ("dense", "fixed", "2m"),
+    "2M, dense, matched": ("dense", "matched", "2m"),
+    "130M, Algorithm 1's block, matched, 500 steps": ("topk_ste", "matched", "130m"),
+}
+
+
+def of(predictor: tuple[str, str], ffn: str, width: str, size: str = "ablation") -> Factors:
     kind, reads = predictor
     found: Factors = {"context": "ema_error", "ffn": ffn, "residual": "ffn", "width": width, "predictor": kind}
-    return {**found, "reads": reads, "query": "slow_trace", "values": "as_read", "size": "ablation", **HELD_OUT}
+    return {**found, "reads": reads, "query": "slow_trace", "values": "as_read", "size": size, **HELD_OUT}
 
 
 @table("gap-predictors", EXPERIMENT)
 def predictors(data: ReportData, _: str) -> str:
     """After the paper's 500 steps: nats of the static predictor, and how much more or less the others have."""
-    static, *others = PREDICTORS
-    first = [mean(data.table, EXPERIMENT, "nats", of(static, ffn, "matched")) for ffn, _ in COLUMNS.values()]
-    lines, used = [(PREDICTORS[static], *first)], []
-    for other in others:
+    lines, used = _beside_static(data, {name: (*block, "ablation") for name, block in COLUMNS.items()})
+    unigram = mean(data.table, EXPERIMENT, "unigram_nats", of(STATIC, "topk_ste", "matched"))
+    return f"{lines}\n{seeds_of(used)} The unigram has {unigram} nats.\n"
+
+
+@table("gap-predictors-later", EXPERIMENT)
+def predictors_later(data: ReportData, _: str) -> str:
+    """The same after the whole budget, and at the paper's size."""
+    lines, used = _beside_static(data, LATER)
+    seeds = sorted({len(selection.seeds) for selection in used if selection is not None})
+    return f"{lines}\n{' to '.join(map(str, dict.fromkeys((seeds[0], seeds[-1]))))} seeds.\n" if seeds else lines
+
+
+@table("gap-predictions", EXPERIMENT)
+def predictions(data: ReportData, _: str) -> str:
+    """What predictions leave of the input, and what they add to the context: median, least and most, over blocks and
+    seeds."""
+    lines = []
+    for name, (ffn, width, size) in {
+        **LATER,
+        **{f"500 steps, {n}": (*c, "ablation") for n, c in COLUMNS.items()},
+    }.items():
+        for predictor, label in PREDICTORS.items():
+            if predictor == STATIC and width == "fixed":  # which it has in any case
+                continue
+            where = {n: v for n, v in of(predictor, ffn, width, size).items() if n not in HELD_OUT}
+            found = [_spread(data, where, metric) for metric in ("unexplained", "over_traces")]
+            if all(found):
+                lines.append((name, label, *found))
+    return markdown_table(("block", "predictor", "of the input left over", "added, over the traces"), lines)
+
+
+def _spread(data: ReportData, where: Factors, metric: str) -> str:
+    layers = data.table.values_of(EXPERIMENT, "layer", **where)
+    found = [select(data.table, EXPERIMENT, metric, {**where, "layer": layer}) for layer in layers]
+    values = [value for selection in found if selection is not None for value in selection.sample.values]
+    if not values:
+        return ""
+    middle, low, high = (
+        number(v, 2) if v < LARGE else f"over {LARGE:,}" for v in (median(values), min(values), max(values))
+    )
+    return f"{middle} ({low} to {high})"
+
+
+def _beside_static(data: ReportData, columns: Mapping[str, tuple[str, str, str]]) -> tuple[str, list[Selection | None]]:
+    """A table with a column for each block; the static predictor has its width in all of them."""
+    used: list[Selection | None] = []
+    first = [
+        mean(data.table, EXPERIMENT, "nats", of(STATIC, ffn, "matched", size)) for ffn, _, size in columns.values()
+    ]
+    lines = [(PREDICTORS[STATIC], *first)]
+    for other in [predictor for predictor in PREDICTORS if predictor != STATIC]:
         cells = []
-        for ffn, width in COLUMNS.values():
+        for ffn, width, size in columns.values():
             pair = [
-                select(data.table, EXPERIMENT, "nats", of(one, ffn, its_width))
-                for one, its_width in ((other, width), (static, "matched"))
+                select(data.table, EXPERIMENT, "nats", of(one, ffn, its_width, size))
+                for one, its_width in ((other, width), (STATIC, "matched"))
             ]
             cells.append(difference(*pair))
             used += pair
         lines.append((PREDICTORS[other], *cells))
-    unigram = mean(data.table, EXPERIMENT, "unigram_nats", of(static, "topk_ste", "matched"))
-    return markdown_table(("predictor", *COLUMNS), lines) + f"\n{seeds_of(used)} The unigram has {unigram} nats.\n"
+    return markdown_table(("predictor", *columns), lines), used
 
 
 @table("gap-switches", EXPERIMENT)

@@ -145,6 +145,16 @@ class Selection:
     def paths(self) -> tuple[Path, ...]:
         return tuple(dict.fromkeys(stored.path for stored in self.cells))
 
+    def on(self, seeds: Collection[int]) -> Selection:
+        """The part of it on these seeds."""
+        kept = [i for i, seed in enumerate(self.seeds) if seed in seeds]
+        return Selection(
+            self.selector,
+            seeds=tuple(self.seeds[i] for i in kept),
+            metrics=tuple(self.metrics[i] for i in kept),
+            cells=tuple(self.cells[i] for i in kept),
+        )
+
     def is_paired_with(self, other: Selection) -> bool:
         """Whether values stand against each other seed by seed: the same runs of the same experiment, with the same
         settings."""

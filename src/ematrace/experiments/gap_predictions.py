@@ -1,0 +1,145 @@
+"""Does SPEN's predictor predict? What it leaves of its input, what least squares would leave, and what it is worth.
+
+Small models with the predictors of `gap_predictors` in its three blocks. Nothing in the loss asks for a good
+prediction x̂: it enters the context as W_e (x - x̂).
+
+    ematrace reproduce gap_predictions    # 45 models of width 64: a quarter of an hour on two cores
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ematrace.experiments.base import Context, Experiment, Point, number
+from ematrace.experiments.gap_predictors import BLOCKS, PREDICTORS, PredictorArm
+from ematrace.experiments.gap_straight_through import evenly
+from ematrace.experiments.gap_task import (
+    SETTINGS,
+    budget_of,
+    score,
+    text_to_score,
+    train_arm,
+    training_text,
+)
+from ematrace.experiments.recall import Ids
+from ematrace.results import Row
+from ematrace.spen.mixer import SpenMixer
+from ematrace.spen.predictors import unit
+from ematrace.train import load_model
+
+COMPARED = [pair for pair in PREDICTORS if "inputs" not in pair]
+RATE = 0.016  # of `gap_halves`, whose models these are
+FITTED = 256  # windows that least squares is fitted to
+
+
+def grid(scale: str, seeds: int) -> Iterable[Point]:
+    for seed in range(seeds):
+        for block in BLOCKS:
+            for predictor, reads in COMPARED:
+                arm = PredictorArm(**asdict(replace(block, width="fixed")), predictor=predictor, reads=reads)
+                yield Point({**asdict(arm), "size": "small", "lr": RATE}, seed)
+
+
+def measure(ctx: Context, *, size: str, lr: float, **arm: Any) -> list[Row]:
+    with TemporaryDirectory(dir=ctx.scratch) as folder:
+        trained = train_arm(ctx, PredictorArm(**arm), size, lr, Path(folder) / "run")
+        model, _ = load_model(trained.summary.model)
+    model.eval()
+    text = training_text(str(ctx.data), "train", str(trained.tokenizer))
+    length = ctx.settings["length"]
+    starts = evenly(np.arange(text.n_windows(length)), FITTED)
+    fitted = np.stack([text.window(int(i), length) for i in starts])
+    rows = predictions(model, fitted, text_to_score(ctx, ctx.settings["validation"], trained.tokenizer).windows)
+    ctx.progress(1.0)
+    return rows
+
+
+def predictions(model: Any, fitted: Ids, scored: Ids) -> list[Row]:
+    """By block, on windows [N, T+1]; and the loss as it is and with every x̂ set to 0."""
+    nats = float(score(model, scored)[0].mean())
+    with without_predictions(model):
+        without = float(score(model, scored)[0].mean())
+    rows = [Row({}, {"nats": number(nats, unit="nats", better="low"), "nats_without": number(without, unit="nats")})]
+    for layer, (fit, held) in enumerate(zip(read(model, fitted), read(model, scored), strict=True)):
+        found = {"unexplained": left_over(held.x, held.x_hat), "possible": left_over(held.x, held.slow @ fit.solved())}
+        rows.append(Row({"layer": layer}, {name: number(value) for name, value in found.items()}))
+    return rows
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What a predictor was given and answered, [N, D] in float64."""
+
+    x: Tensor
+    x_hat: Tensor
+    slow: Tensor
+    """The direction of the slow trace."""
+
+    def solved(self) -> Tensor:
+        """W with slow @ W nearest to x."""
+        solution: Tensor = torch.linalg.lstsq(self.slow, self.x).solution
+        return solution
+
+
+def left_over(x: Tensor, x_hat: Tensor) -> float:
+    """|x - x̂|² / |x|²: 1 for a prediction of 0."""
+    return float((x - x_hat).square().sum() / x.square().sum())
+
+
+@torch.no_grad()
+def read(model: Any, windows: Ids) -> Sequence[Seen]:
+    """Of every block."""
+    seen: list[Seen] = []
+
+    def keep(_: Any, inputs: tuple[Tensor, Tensor], output: tuple[Tensor, Any]) -> None:
+        x, traces = inputs[:2]
+        seen.append(Seen(*(u.double().flatten(0, 1) for u in (x, output[0], unit(traces[-1])))))
+
+    handles = [mixer.predictor.register_forward_hook(keep) for mixer in mixers_of(model)]
+    try:
+        model(input_ids=torch.from_numpy(windows[:, :-1]), use_cache=False, logits_to_keep=1)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return seen
+
+
+@contextmanager
+def without_predictions(model: Any) -> Iterator[None]:
+    """x̂ = 0 in every block."""
+
+    def nothing(_: Any, inputs: Any, output: tuple[Tensor, Any]) -> tuple[Tensor, Any]:
+        return torch.zeros_like(output[0]), output[1]
+
+    handles = [mixer.predictor.register_forward_hook(nothing) for mixer in mixers_of(model)]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def mixers_of(model: Any) -> list[SpenMixer]:
+    return [module for module in model.modules() if isinstance(module, SpenMixer)]
+
+
+EXPERIMENT = Experiment(
+    "gap_predictions",
+    "Whether SPEN's predictors predict, and what that is worth",
+    grid=grid,
+    measure=measure,
+    data="builtin",
+    settings=SETTINGS,
+    derived=budget_of,
+    seeds=5,
+    seconds=45,
+)
