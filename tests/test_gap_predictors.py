@@ -27,6 +27,7 @@ from ematrace.experiments.gap_predictors import (
     ABLATION,
     INSIDE,
     MIXERS,
+    NOTHING,
     STATIC_DIRECT,
     SWEPT,
     SWITCHED,
@@ -45,7 +46,7 @@ from ematrace.spen.predictors import build_predictor
 from ematrace.traces import ema_traces
 from test_gap_gradients import context
 
-ALL = tuple(dict.fromkeys((*ABLATION, *WAY, *WIDE, *WIDE_DENSE)))
+ALL = tuple(dict.fromkeys((*ABLATION, *WAY, *WIDE, *WIDE_DENSE, *NOTHING)))
 
 
 def built(arm: Arm) -> Any:
@@ -70,9 +71,9 @@ def test_the_design_is_the_plans(monkeypatch: pytest.MonkeyPatch) -> None:
         decides = swept_as(arm)
         assert decides in SWEPT or plain(decides) in ARMS
         assert decides.ffn == arm.ffn
-        assert decides.predictor == arm.predictor
+        assert decides.predictor == arm.predictor.replace("nothing", "static")
     points = list(gap_predictors.grid("gpu", 5))
-    assert len(points) == len({(tuple(p.factors.items()), p.seed) for p in points}) == 5 * (23 + 19) + 3 * 10 + 3 * 3
+    assert len(points) == len({(tuple(p.factors.items()), p.seed) for p in points}) == 5 * (26 + 19) + 3 * 10 + 3 * 3
     assert {p.seed for p in points} == set(range(5))
     assert {p.factors["size"]: p.factors["lr"] for p in points} == {"2m": 6e-3, "ablation": 6e-3, "130m": 1e-3}
     sweep = list(gap_predictor_rates.grid("gpu", 1))
@@ -137,7 +138,7 @@ def test_predictors_are_matched_in_parameters() -> None:
             width[arm.predictor, arm.reads] = d_ff
         else:
             assert d_ff == 512
-            assert found > wanted
+            assert (found > wanted) == (arm.predictor != "nothing")
     found = [width[pair] for pair in gap_predictors.PREDICTORS]
     assert found == [512, 384, 320, 64, 320]  # as the plan says
 
@@ -155,6 +156,9 @@ def test_an_arm_is_what_its_factors_say(arm: PredictorArm) -> None:
     assert isinstance(block.mixer_norm, torch.nn.LayerNorm) == (arm.norm == "pre")
     if arm.predictor == "mixer":
         assert block.mixer.attention.positions == "none"
+        return
+    if arm.predictor == "nothing":
+        assert not hasattr(block.mixer, "predictor")
         return
     assert isinstance(model, SpenForCausalLM) or arm.has_switches
     predict = block.mixer.predictor
@@ -241,6 +245,23 @@ def test_contributions_are_those_of_algorithm_1(arm: PredictorArm) -> None:
     assert found["over_traces"] == pytest.approx(float(added.norm() / of_traces.norm()), rel=1e-4)
     assert found["unexplained"] == pytest.approx(float(((x - x_hat) ** 2).sum() / (x**2).sum()), rel=1e-4)
     assert not any(module._forward_hooks for module in model.modules())
+
+
+@pytest.mark.parametrize("arm", NOTHING, ids=lambda arm: arm.ffn)
+def test_without_predictions_it_is_spen_that_predicts_0(arm: PredictorArm) -> None:
+    """W_h h + W_e x, by a mixer that has no predictor."""
+    with_predictor, without = built(gap_predictors.swept_as(arm)), built(arm)
+    spen = with_predictor.state_dict()
+    for name in [name for name in spen if name.endswith("W_pred.weight")]:
+        with_predictor.get_parameter(name).data.zero_()
+    for name in without.state_dict():
+        parts = [spen[name], spen[name.replace("W_h", "W_e")]] if "W_h" in name else [spen[name]]
+        without.get_parameter(name).data.copy_(torch.cat(parts, dim=1) if len(parts) > 1 else parts[0])
+    ids = torch.from_numpy(text_of(without).windows)
+    with torch.no_grad():
+        torch.testing.assert_close(without(input_ids=ids).logits, with_predictor(input_ids=ids).logits)
+    assert contributions(without, text_of(without)) == []
+    assert gap_predictors.rate_of(arm, "2m") == gap_predictors.rate_of(gap_predictors.swept_as(arm), "2m") is not None
 
 
 def test_contributions_of_attention_as_a_mixer() -> None:

@@ -1,9 +1,9 @@
 """Does SPEN's predictor predict? What it leaves of its input, what least squares would leave, and what it is worth.
 
-Small models with the predictors of `gap_predictors` in its three blocks. Nothing in the loss asks for a good
-prediction x̂: it enters the context as W_e (x - x̂).
+Small models with predictors of `gap_predictors` in its three blocks. Nothing in the loss asks for a good prediction x̂:
+it enters the context as W_e (x - x̂). Beside them are models that were trained with x̂ = 0.
 
-    ematrace reproduce gap_predictions    # 45 models of width 64: a quarter of an hour on two cores
+    ematrace reproduce gap_predictions    # 60 models of width 64: twenty minutes on two cores
 """
 
 from __future__ import annotations
@@ -20,10 +20,11 @@ import torch
 from torch import Tensor
 
 from ematrace.experiments.base import Context, Experiment, Point, number
-from ematrace.experiments.gap_predictors import BLOCKS, PREDICTORS, PredictorArm
+from ematrace.experiments.gap_predictors import BLOCKS, NOTHING, PREDICTORS, PredictorArm
 from ematrace.experiments.gap_straight_through import evenly
 from ematrace.experiments.gap_task import (
     SETTINGS,
+    Arm,
     budget_of,
     score,
     text_to_score,
@@ -36,7 +37,6 @@ from ematrace.spen.mixer import SpenMixer
 from ematrace.spen.predictors import unit
 from ematrace.train import load_model
 
-COMPARED = [pair for pair in PREDICTORS if "inputs" not in pair]
 RATE = 0.016  # of `gap_halves`, whose models these are
 FITTED = 256  # windows that least squares is fitted to
 
@@ -44,9 +44,17 @@ FITTED = 256  # windows that least squares is fitted to
 def grid(scale: str, seeds: int) -> Iterable[Point]:
     for seed in range(seeds):
         for block in BLOCKS:
-            for predictor, reads in COMPARED:
-                arm = PredictorArm(**asdict(replace(block, width="fixed")), predictor=predictor, reads=reads)
+            for arm in arms_in(block):
                 yield Point({**asdict(arm), "size": "small", "lr": RATE}, seed)
+
+
+def arms_in(block: Arm) -> Iterator[PredictorArm]:
+    """All with d_ff as it is."""
+    wide = asdict(replace(block, width="fixed"))
+    for predictor, reads in PREDICTORS:
+        if reads != "inputs":
+            yield PredictorArm(**wide, predictor=predictor, reads=reads)
+    yield next(arm for arm in NOTHING if arm.ffn == block.ffn)
 
 
 def measure(ctx: Context, *, size: str, lr: float, **arm: Any) -> list[Row]:
@@ -65,12 +73,16 @@ def measure(ctx: Context, *, size: str, lr: float, **arm: Any) -> list[Row]:
 
 def predictions(model: Any, fitted: Ids, scored: Ids) -> list[Row]:
     """By block, on windows [N, T+1]; and the loss as it is and with every x̂ set to 0."""
-    nats = float(score(model, scored)[0].mean())
+    losses = {"nats": float(score(model, scored)[0].mean())}
     with without_predictions(model):
-        without = float(score(model, scored)[0].mean())
-    rows = [Row({}, {"nats": number(nats, unit="nats", better="low"), "nats_without": number(without, unit="nats")})]
+        losses["nats_without"] = float(score(model, scored)[0].mean())
+    rows = [Row({}, {name: number(nats, unit="nats", better="low") for name, nats in losses.items()})]
     for layer, (fit, held) in enumerate(zip(read(model, fitted), read(model, scored), strict=True)):
-        found = {"unexplained": left_over(held.x, held.x_hat), "possible": left_over(held.x, held.slow @ fit.solved())}
+        found = {
+            "unexplained": left_over(held.x, held.x_hat),
+            "possible": left_over(held.x, held.slow @ least_squares(fit.slow, fit.x)),
+            "possible_from_traces": left_over(held.x, held.traces @ least_squares(fit.traces, fit.x)),
+        }
         rows.append(Row({"layer": layer}, {name: number(value) for name, value in found.items()}))
     return rows
 
@@ -82,12 +94,15 @@ class Seen:
     x: Tensor
     x_hat: Tensor
     slow: Tensor
-    """The direction of the slow trace."""
+    """The direction of the slow trace: what the static predictor reads."""
+    traces: Tensor
+    """All traces of the step side by side, [N, A D]."""
 
-    def solved(self) -> Tensor:
-        """W with slow @ W nearest to x."""
-        solution: Tensor = torch.linalg.lstsq(self.slow, self.x).solution
-        return solution
+
+def least_squares(read: Tensor, x: Tensor) -> Tensor:
+    """W with read @ W nearest to x."""
+    solution: Tensor = torch.linalg.lstsq(read, x).solution
+    return solution
 
 
 def left_over(x: Tensor, x_hat: Tensor) -> float:
@@ -102,7 +117,8 @@ def read(model: Any, windows: Ids) -> Sequence[Seen]:
 
     def keep(_: Any, inputs: tuple[Tensor, Tensor], output: tuple[Tensor, Any]) -> None:
         x, traces = inputs[:2]
-        seen.append(Seen(*(u.double().flatten(0, 1) for u in (x, output[0], unit(traces[-1])))))
+        beside = traces.permute(1, 2, 0, 3).flatten(-2)
+        seen.append(Seen(*(u.double().flatten(0, 1) for u in (x, output[0], unit(traces[-1]), beside))))
 
     handles = [mixer.predictor.register_forward_hook(keep) for mixer in mixers_of(model)]
     try:

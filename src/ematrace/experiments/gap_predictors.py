@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from ematrace.experiments.base import Context, Experiment, Point, number
 from ematrace.experiments.chosen_rates import chosen_rate
@@ -34,6 +34,7 @@ from ematrace.experiments.gap_task import (
     measure_arm,
     seconds_of,
 )
+from ematrace.mixers.ema import ALPHAS
 from ematrace.mixers.ema_attention import EmaAttentionMixer
 from ematrace.models.block import Block
 from ematrace.results import Row
@@ -43,7 +44,7 @@ from ematrace.spen.mixer import SpenMixer
 @dataclass(frozen=True)
 class PredictorArm(Arm):
     predictor: str = "static"
-    """static, linear or softmax; or mixer, attention beside the traces instead of a predictor."""
+    """static, linear or softmax; mixer, attention beside the traces instead of a predictor; or nothing, x̂ = 0."""
     reads: str = "traces_now"
     query: str = "slow_trace"
     values: str = "as_read"
@@ -60,6 +61,8 @@ class PredictorArm(Arm):
         fields = super().overrides(size, d_ff)
         if self.predictor == "mixer":
             return fields
+        if self.predictor == "nothing":  # W_h h + W_e x: a trace of rate 1 is the input
+            return fields | {"mixer_options": {"alphas": (*ALPHAS, 1.0)}}
         options = {"predictor": self.predictor, "predictor_reads": self.reads}
         if not self.has_switches:
             return fields | options
@@ -98,6 +101,11 @@ WIDE = tuple(replace(arm, width="fixed") for arm in ABLATION[1:5])
 """Of Algorithm 1's block with d_ff as it is: matched in parameters, a large predictor leaves the layer few units."""
 WIDE_DENSE = tuple(replace(arm, width="fixed") for arm in ABLATION[-4:])
 """The same in the dense block, at `2m` alone."""
+NOTHING = tuple(
+    PredictorArm(**asdict(replace(block, context="ema", width="fixed")), predictor="nothing", reads="nothing")
+    for block in BLOCKS
+)
+"""Trained without predictions, with d_ff as it is: what the block is worth if x̂ is 0 from the first step on."""
 SWEPT = (*(arm for arm in ABLATION if arm.predictor != "static"), SWITCHED[-1], *MIXERS)
 """At `2m`; the static predictor's rates are the chain's."""
 FEWER_SEEDS = 3  # for what is beside the ablation itself
@@ -108,6 +116,8 @@ WINDOWS_AT_130M = 128  # scored of each text: all models are scored on the same
 def swept_as(arm: PredictorArm) -> PredictorArm:
     """The arm whose sweep decides on this one's rate: its own, or that of the nearest arm that has one."""
     arm = replace(arm, width="matched")
+    if arm.predictor == "nothing":
+        return replace(arm, context="ema_error", predictor="static", reads="traces_now")
     return INSIDE if arm in SWITCHED[1:-1] else arm
 
 
@@ -118,7 +128,7 @@ def rate_of(arm: PredictorArm, size: str) -> float | None:
     if size == "130m":
         return rate_at(SPEN, size)
     factors = asdict(swept_as(arm))
-    if arm.predictor == "static" and size == "2m":
+    if factors["predictor"] == "static" and size == "2m":
         return chosen_rate("gap_rates", {**{name: factors[name] for name in asdict(SPEN)}, "size": size})
     return chosen_rate("gap_predictor_rates", {**factors, "size": size})
 
@@ -129,7 +139,7 @@ def grid(scale: str, seeds: int) -> Iterable[Point]:
         yield from _points((INSIDE, SWITCHED[-1]), "toy", 0)
         return
     for seed in range(seeds):
-        yield from _points((*ABLATION, *WIDE, *WIDE_DENSE), "2m", seed)
+        yield from _points((*ABLATION, *WIDE, *WIDE_DENSE, *NOTHING), "2m", seed)
         yield from _points((*ABLATION, *WIDE), "ablation", seed)
     for seed in range(min(seeds, FEWER_SEEDS)):
         yield from _points(WAY, "2m", seed)
@@ -165,7 +175,7 @@ def contributions(model: Any, text: ScoredText) -> list[Row]:
     """For each block, what the predictor (or attention) adds to the context against what the traces add.
 
     `over_traces` is the ratio of their root mean squares, |W_e x̂| / |W_h h|. `unexplained` is |x - x̂|² / |x|²: 1 for a
-    prediction of 0.
+    prediction of 0. A block without either has no row.
     """
     at_once = max(1, SCORED_AT_ONCE // text.windows.shape[1])
     ids = torch.from_numpy(text.windows[:at_once, :-1]).to(model.device)
@@ -173,6 +183,8 @@ def contributions(model: Any, text: ScoredText) -> list[Row]:
         model(input_ids=ids, use_cache=False, logits_to_keep=1)
     rows = []
     for layer, parts in enumerate(found):
+        if not parts:
+            continue
         metrics = {"over_traces": number(float(parts["added"].norm() / parts["traces"].norm()))}
         if "x_hat" in parts:
             unexplained = (parts["x"] - parts["x_hat"]).square().sum() / parts["x"].square().sum()
@@ -202,9 +214,10 @@ def _recorded(model: Any) -> Iterator[list[dict[str, Tensor]]]:
         return hook
 
     for layer, mixer in enumerate(mixers):
+        watched: dict[nn.Module, Any] = {}
         if isinstance(mixer, EmaAttentionMixer):
             watched = {mixer.ema: keep(layer, "traces"), mixer.attention: keep(layer, "added")}
-        else:
+        elif isinstance(mixer, SpenMixer):
             watched = {mixer.W_h: keep(layer, "traces"), mixer.predictor: keep_prediction(layer, mixer)}
         handles += [module.register_forward_hook(hook) for module, hook in watched.items()]
     try:
