@@ -76,6 +76,7 @@ TRACKS: Mapping[str, tuple[Stage, ...]] = {
         Stage("gap_predictor_rates", (*DENSE, "reads=trace_sequence"), sweep=True),
         Stage("gap_predictors", (*DENSE, "reads=trace_sequence")),
     ),
+    "predictors-nothing": (Stage("gap_predictors", ("size=2m", "ffn=dense", "predictor=nothing")),),
     "predictors-linear": (
         Stage("gap_predictor_rates", (*DENSE, "predictor=linear"), sweep=True),
         Stage("gap_predictors", (*DENSE, "predictor=linear")),

@@ -21,6 +21,7 @@ from ematrace.report.gap_findings import (
 from ematrace.report.gradient_cost import gradient_rows, gradient_share_rows, start_rows, verdict_lines
 from ematrace.report.gradient_halves import halves_rows
 from ematrace.report.learning_rates import best_rate_rows
+from ematrace.report.predictions import prediction_rows, worth_rows
 
 
 @table("gap-findings")
@@ -56,6 +57,16 @@ def gap_halves(data: ReportData, block: str) -> str:
 @table("gap-all-units", "gap_all_units")
 def gap_all_units(data: ReportData, block: str) -> str:
     return _table_of(network_rows(data)) + "\n" + "".join(f"- {line}\n" for line in network_lines(data))
+
+
+@table("gap-predictions", "gap_predictions")
+def gap_predictions(data: ReportData, block: str) -> str:
+    return _table_of(prediction_rows(data))
+
+
+@table("gap-predictions-worth", "gap_predictions")
+def gap_predictions_worth(data: ReportData, block: str) -> str:
+    return _table_of(worth_rows(data))
 
 
 @table("gap-gradient", "gap_units", "gap_kept")

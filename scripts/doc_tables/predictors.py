@@ -8,13 +8,15 @@ from statistics import median
 from doc_tables.blocks import NOT_RECORDED, difference, mean, seeds_of, select, table
 from ematrace.report.data import ReportData
 from ematrace.report.formatting import markdown_table, number
-from ematrace.report.sections.gap_controls import BLOCKS, HELD_OUT, PREDICTORS
+from ematrace.report.predictions import BLOCKS, PREDICTORS
+from ematrace.report.sections.gap_controls import HELD_OUT
 from ematrace.report.switches import switch_tables
 from ematrace.results import Factors, Selection
 
 EXPERIMENT = "gap_predictors"
 LARGE = 1000
 STATIC = ("static", "traces_now")
+NOTHING = ("nothing", "nothing")  # x̂ = 0
 COLUMNS = {  # of the feed-forward layer and its width
     f"{BLOCKS['topk_ste']}, matched": ("topk_ste", "matched"),
     "the same, d_ff as it is": ("topk_ste", "fixed"),
@@ -32,7 +34,8 @@ LATER = {  # of the feed-forward layer, its width, and the size
 
 def of(predictor: tuple[str, str], ffn: str, width: str, size: str = "ablation") -> Factors:
     kind, reads = predictor
-    found: Factors = {"context": "ema_error", "ffn": ffn, "residual": "ffn", "width": width, "predictor": kind}
+    context = "ema" if predictor == NOTHING else "ema_error"
+    found: Factors = {"context": context, "ffn": ffn, "residual": "ffn", "width": width, "predictor": kind}
     return {**found, "reads": reads, "query": "slow_trace", "values": "as_read", "size": size, **HELD_OUT}
 
 
@@ -46,14 +49,14 @@ def predictors(data: ReportData, _: str) -> str:
 
 @table("gap-predictors-later", EXPERIMENT)
 def predictors_later(data: ReportData, _: str) -> str:
-    """The same after the whole budget, and at the paper's size."""
-    lines, used = _beside_static(data, LATER)
+    """The same after the whole budget, and at the paper's size; and a model that was trained without predictions."""
+    lines, used = _beside_static(data, LATER, {**PREDICTORS, NOTHING: "none, trained with x̂ = 0"})
     seeds = sorted({len(selection.seeds) for selection in used if selection is not None})
     return f"{lines}\n{' to '.join(map(str, dict.fromkeys((seeds[0], seeds[-1]))))} seeds.\n" if seeds else lines
 
 
-@table("gap-predictions", EXPERIMENT)
-def predictions(data: ReportData, _: str) -> str:
+@table("gap-left-over", EXPERIMENT)
+def left_over(data: ReportData, _: str) -> str:
     """What predictions leave of the input, and what they add to the context: median, least and most, over blocks and
     seeds."""
     lines = []
@@ -83,23 +86,30 @@ def _spread(data: ReportData, where: Factors, metric: str) -> str:
     return f"{middle} ({low} to {high})"
 
 
-def _beside_static(data: ReportData, columns: Mapping[str, tuple[str, str, str]]) -> tuple[str, list[Selection | None]]:
+def _beside_static(
+    data: ReportData,
+    columns: Mapping[str, tuple[str, str, str]],
+    predictors: Mapping[tuple[str, str], str] = PREDICTORS,
+) -> tuple[str, list[Selection | None]]:
     """A table with a column for each block; the static predictor has its width in all of them."""
     used: list[Selection | None] = []
     first = [
         mean(data.table, EXPERIMENT, "nats", of(STATIC, ffn, "matched", size)) for ffn, _, size in columns.values()
     ]
-    lines = [(PREDICTORS[STATIC], *first)]
-    for other in [predictor for predictor in PREDICTORS if predictor != STATIC]:
+    lines = [(predictors[STATIC], *first)]
+    for other in [predictor for predictor in predictors if predictor != STATIC]:
         cells = []
         for ffn, width, size in columns.values():
+            if other == NOTHING and width == "matched":  # which is not planned
+                cells.append("–")
+                continue
             pair = [
                 select(data.table, EXPERIMENT, "nats", of(one, ffn, its_width, size))
                 for one, its_width in ((other, width), (STATIC, "matched"))
             ]
             cells.append(difference(*pair))
             used += pair
-        lines.append((PREDICTORS[other], *cells))
+        lines.append((predictors[other], *cells))
     return markdown_table(("predictor", *columns), lines), used
 
 

@@ -39,7 +39,7 @@ SECTIONS = (
         "The paper's ablation, after its 500 steps and after the whole budget, with Algorithm 1's gradient, with the "
         "true one and with a dense layer. A model that is no better than the unigram has learned nothing that a "
         "predictor could use.",
-        ("gap_predictors",),
+        ("gap_predictors", "gap_predictions"),
         gap_controls.predictors,
         about("gap_predictors"),
     ),

@@ -14,19 +14,12 @@ from ematrace.report.formatting import number, over_seeds
 from ematrace.report.gradient_cost import start_rows
 from ematrace.report.gradient_halves import halves_rows
 from ematrace.report.parts import Block, Content, DataTable, Paragraph, plain_table
+from ematrace.report.predictions import BLOCKS, PREDICTORS, prediction_rows, worth_rows
 from ematrace.report.switches import SwitchTables, switch_tables
 from ematrace.report.tables import Header, measure_table
 from ematrace.results import Factors, Sample, Selector
 
 HELD_OUT: Factors = {"text": "validation", "slice": "all"}
-BLOCKS = {"topk_ste": "Algorithm 1's block", "topk_masked": "true gradient", "dense": "dense"}
-PREDICTORS = {
-    ("static", "traces_now"): "static",
-    ("linear", "inputs"): "linear attention",
-    ("softmax", "traces_now"): "softmax, traces now",
-    ("softmax", "trace_sequence"): "softmax, trace sequence",
-    ("softmax", "inputs"): "softmax, inputs",
-}
 GRADIENTS = {"topk_ste": "straight-through", "topk_masked": "true gradient"}
 TRAINED = (
     ("topk_ste", 0.01, "Algorithm 1's block"),
@@ -66,6 +59,12 @@ def predictors(data: ReportData) -> Sequence[Content | None]:
         Header("WikiText-2", metric="nats", where={"size": MAIN, "text": "wikitext2", "slice": "all"}),
     ]
     parts: list[Content | None] = [measure_table(data, rows, columns, "Predictors in SPEN's block")]
+    for rows_of, caption in (
+        (prediction_rows, "What predictions leave of the input, |x − x̂|² / |x|², block by block; small models"),
+        (worth_rows, "What predictions are worth; small models"),
+    ):
+        if (rows_found := rows_of(data)) is not None:
+            parts.append(plain_table(*rows_found, caption))
     if (found := switch_tables(data)) is not None:
         parts += _switches(found)
     return parts

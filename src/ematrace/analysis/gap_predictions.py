@@ -1,0 +1,98 @@
+"""Do SPEN's predictors predict, and what are their predictions worth?
+
+The rules are those of docs/analysis-plan.md, written before the cells existed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from ematrace.analysis.gap_trend import LEAST_SEEDS
+from ematrace.results import Sample, Selection, Table
+from ematrace.results.schema import Factor
+from ematrace.results.select import Selector
+
+EXPERIMENT, SIZE = "gap_predictions", "small"
+NOTHING = "nothing"
+MARGIN = 0.05
+"""Nats that do not matter."""
+Predicts = Literal["predicts", "in part", "does not predict", "too few seeds"]
+Worth = Literal["something", "nothing", "harmful", "undecided", "too few seeds"]
+
+
+@dataclass(frozen=True)
+class Predictions:
+    """Of one predictor in one block of the design; tuples are by block of the model."""
+
+    unexplained: tuple[Sample, ...]
+    """|x - x̂|² / |x|², 1 for a prediction of 0."""
+    possible: tuple[Sample, ...]
+    """The same of least squares from the direction of the slow trace."""
+    possible_from_traces: tuple[Sample, ...]
+    """The same from all traces of the step."""
+    worth: Sample
+    """Nats of the trained model with every x̂ set to 0, minus its nats."""
+    trained_without: Sample | None
+    """Nats of a model that was trained with x̂ = 0, minus nats of this one."""
+    seeds: tuple[int, ...]
+
+    @property
+    def predicts(self) -> Predicts:
+        """Whether unexplained is below the middle between 1 and what is possible, by block and seed."""
+        if len(self.seeds) < LEAST_SEEDS:
+            return "too few seeds"
+        below = {
+            left < (1 + least) / 2
+            for unexplained, possible in zip(self.unexplained, self.possible, strict=True)
+            for left, least in zip(unexplained.values, possible.values, strict=True)
+        }
+        return "in part" if len(below) == 2 else "predicts" if below == {True} else "does not predict"
+
+
+def worth_of(nats: Sample) -> Worth:
+    """Of what is lost without predictions."""
+    ends = nats.interval
+    if len(nats.values) < LEAST_SEEDS or ends is None:
+        return "too few seeds"
+    low, high = ends
+    if low > MARGIN:
+        return "something"
+    if high < -MARGIN:
+        return "harmful"
+    return "nothing" if low >= -MARGIN and high <= MARGIN else "undecided"
+
+
+def build_predictions(table: Table, ffn: str, predictor: str, reads: str) -> Predictions | None:
+    """None where a part of it is not recorded."""
+    arm: dict[str, Factor] = {"ffn": ffn, "predictor": predictor, "reads": reads, "size": SIZE}
+    layers = sorted(int(layer) for layer in table.values_of(EXPERIMENT, "layer", **arm))
+    by_layer = {
+        metric: [_find(table, metric, {**arm, "layer": layer}) for layer in layers]
+        for metric in ("unexplained", "possible", "possible_from_traces")
+    }
+    nats, nats_without = (_find(table, metric, arm) for metric in ("nats", "nats_without"))
+    found = [nats, nats_without, *(one for of in by_layer.values() for one in of)]
+    known = [one for one in found if one is not None]
+    if not layers or nats is None or nats_without is None or len(known) < len(found):
+        return None
+    if {one.seeds for one in known} != {nats.seeds}:
+        return None
+    samples = {metric: tuple(one.sample for one in of if one is not None) for metric, of in by_layer.items()}
+    trained = _find(table, "nats", {"ffn": ffn, "predictor": NOTHING, "size": SIZE})
+    return Predictions(
+        **samples,
+        worth=_difference(nats_without, nats),
+        trained_without=_difference(trained, nats) if trained is not None and trained.seeds == nats.seeds else None,
+        seeds=nats.seeds,
+    )
+
+
+def _find(table: Table, metric: str, where: Mapping[str, Factor]) -> Selection | None:
+    found = table.find(Selector(EXPERIMENT, metric, where))
+    return found if found is not None and found.sample.known else None
+
+
+def _difference(one: Selection, other: Selection) -> Sample:
+    return Sample(tuple(a - b for a, b in zip(one.sample.values, other.sample.values, strict=True)))

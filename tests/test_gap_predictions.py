@@ -1,0 +1,190 @@
+"""Whether a predictor predicts: measured against numpy, and the plan's rules on cells made by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from cells_support import make_file, make_table
+from ematrace.analysis.gap_predictions import build_predictions, worth_of
+from ematrace.experiments import gap_predictions
+from ematrace.experiments.gap_predictions import predictions
+from ematrace.experiments.gap_predictors import ABLATION, NOTHING, PredictorArm
+from ematrace.experiments.gap_task import build_arm, matched_width, score
+from ematrace.ledger import build_ledger, load_claims
+from ematrace.report.data import ReportData
+from ematrace.report.page import render_report
+from ematrace.report.predictions import prediction_rows, worth_rows
+from ematrace.results import CellFile, Metric, Row, Sample, Table
+from ematrace.traces import ema_traces
+
+STATIC_DENSE = ABLATION[10]
+
+
+def built(arm: PredictorArm) -> Any:
+    torch.manual_seed(0)
+    return build_arm(arm, "toy", matched_width(arm, "toy", 300, 32), 300, 32).eval()
+
+
+def windows(n: int, seed: int) -> np.ndarray:
+    return np.random.default_rng(seed).integers(0, 300, (n, 33))
+
+
+def test_the_design_is_the_plans() -> None:
+    points = list(gap_predictions.grid("cpu", 5))
+    assert len(points) == len({(tuple(p.factors.items()), p.seed) for p in points}) == 3 * 4 * 5
+    assert {p.factors["width"] for p in points} == {"fixed"}
+    arms = {(p.factors["context"], p.factors["predictor"], p.factors["reads"]) for p in points}
+    assert arms == {
+        ("ema_error", "static", "traces_now"),
+        ("ema_error", "softmax", "traces_now"),
+        ("ema_error", "softmax", "trace_sequence"),
+        ("ema", "nothing", "nothing"),
+    }
+    assert {(p.factors["ffn"], p.factors["load_balance"]) for p in points} == {
+        ("topk_ste", 0.01), ("topk_masked", 0.0), ("dense", 0.0)
+    }  # fmt: skip
+
+
+def test_what_is_left_over_is_that_of_numpy() -> None:
+    """In the first block, whose input is the embedding."""
+    model, fitted, scored = built(STATIC_DENSE), windows(40, 1), windows(7, 2)
+    rows = predictions(model, fitted, scored)
+    assert [row.factors for row in rows] == [{}, {"layer": 0}, {"layer": 1}]
+    mixer = model.model.layers[0].mixer
+
+    def seen(ids: np.ndarray) -> tuple[np.ndarray, ...]:
+        with torch.no_grad():
+            x = model.model.embed_tokens(torch.from_numpy(ids[:, :-1])).double()
+        traces = ema_traces(x, mixer.alphas)[0].numpy()
+        slow = traces[-1] / np.linalg.norm(traces[-1], axis=-1, keepdims=True)
+        return tuple(u.reshape(-1, u.shape[-1]) for u in (x.numpy(), slow, np.concatenate(list(traces), -1)))
+
+    (fit_x, *fit_read), (x, *read) = seen(fitted), seen(scored)
+    W_pred = mixer.predictor.W_pred.weight.detach().double().numpy()
+    found = {name: metric.value for name, metric in rows[1].metrics.items()}
+    expected = {"unexplained": x - read[0] @ W_pred.T}
+    for name, fit, held in zip(("possible", "possible_from_traces"), fit_read, read, strict=True):
+        expected[name] = x - held @ np.linalg.lstsq(fit, fit_x, rcond=None)[0]
+    for name, error in expected.items():
+        assert found[name] == pytest.approx((error**2).sum() / (x**2).sum(), rel=1e-4)
+    assert found["possible_from_traces"] < found["possible"] < 1
+    assert not any(module._forward_hooks for module in model.modules())
+
+
+def test_without_predictions_is_a_predictor_of_zeros() -> None:
+    model, scored = built(STATIC_DENSE), windows(7, 2)
+    for layer in model.model.layers:
+        layer.mixer.predictor.W_pred.weight.data.mul_(3000)  # so that it matters
+    (losses, *_) = predictions(model, windows(40, 1), scored)
+    assert losses.metrics["nats"].value == pytest.approx(score(model, scored)[0].mean(), abs=1e-6)
+    for layer in model.model.layers:
+        layer.mixer.predictor.W_pred.weight.data.zero_()
+    without = score(model, scored)[0].mean()
+    assert losses.metrics["nats_without"].value == pytest.approx(without, abs=1e-5)
+    assert losses.metrics["nats"].value != pytest.approx(without, abs=1e-3)
+
+
+def test_a_model_without_predictor_has_its_loss_alone() -> None:
+    rows = predictions(built(NOTHING[-1]), windows(4, 1), windows(4, 2))
+    assert [row.factors for row in rows] == [{}]
+    assert rows[0].metrics["nats"] == rows[0].metrics["nats_without"]
+
+
+def runs(
+    unexplained: Sequence[Sequence[float]],
+    predictor: tuple[str, str] = ("static", "traces_now"),
+    nats: Sequence[float] | None = None,
+    without: float = 0.2,
+) -> list[CellFile]:
+    """By seed and block of the model; .6 would be possible."""
+    files = []
+    for seed, by_layer in enumerate(unexplained):
+        loss = 3.0 + seed if nats is None else nats[seed]
+        rows = [Row({}, {"nats": Metric(loss), "nats_without": Metric(loss + without + 0.001 * seed)})]
+        rows += [
+            Row(
+                {"layer": layer},
+                {
+                    "unexplained": Metric(left),
+                    "possible": Metric(0.6 + 0.01 * layer),
+                    "possible_from_traces": Metric(0.1),
+                },
+            )
+            for layer, left in enumerate(by_layer)
+        ]
+        kind, reads = predictor
+        factors = {"ffn": "dense", "predictor": kind, "reads": reads, "size": "small", "lr": 0.016}
+        files.append(make_file(*rows, experiment="gap_predictions", seed=seed, factors=factors))
+    return files
+
+
+@pytest.mark.parametrize(
+    ("unexplained", "expected"),
+    [
+        ([(0.9, 1.1)] * 3, "does not predict"),
+        ([(0.7, 0.75)] * 3, "predicts"),
+        ([(0.9, 0.75)] * 3, "in part"),
+        ([(0.9, 0.9), (0.9, 0.9), (0.9, 0.79)], "in part"),
+        ([(0.9, 0.805)] * 3, "does not predict"),  # the middle is .805 in the second block: not below it
+        ([(0.9, 0.9)] * 2, "too few seeds"),
+    ],
+)
+def test_the_rule_for_predicting(unexplained: Sequence[Sequence[float]], expected: str) -> None:
+    found = build_predictions(make_table(*runs(unexplained)), "dense", "static", "traces_now")
+    assert found is not None
+    assert [sample.values for sample in found.unexplained] == list(zip(*unexplained, strict=True))
+    assert found.predicts == expected
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ((0.06, 0.061, 0.06), "something"),
+        ((0.04, 0.041, 0.04), "nothing"),
+        ((-0.04, -0.041, -0.04), "nothing"),
+        ((-0.06, -0.061, -0.06), "harmful"),
+        ((0.05, 0.06, 0.05), "undecided"),
+        ((-0.05, -0.06, -0.05), "undecided"),
+        ((0.0, 0.0), "too few seeds"),
+    ],
+)
+def test_the_rule_for_what_it_is_worth(values: Sequence[float], expected: str) -> None:
+    assert worth_of(Sample(tuple(values))) == expected
+
+
+def data_of(table: Table) -> ReportData:
+    claims = load_claims()
+    return ReportData(table, claims, tuple(build_ledger(table, claims)))
+
+
+def test_page_and_docs_have_both_tables() -> None:
+    nothing = runs([()] * 3, ("nothing", "nothing"), nats=(3.01, 4.01, 5.0))
+    data = data_of(make_table(*runs([(0.9, 1.1)] * 3), *nothing))
+    left, worth = prediction_rows(data), worth_rows(data)
+    assert left is not None
+    assert worth is not None
+    assert dict(zip(*((left[0]), left[1][0]), strict=True)) == {
+        "block": "dense",
+        "predictor": "static",
+        "of the input left over": ".90, 1.10",
+        "least squares, slow trace": ".60, .61",
+        "least squares, all traces": ".10, .10",
+        "under the plan's rule": "does not predict",
+        "seeds": "3",
+    }
+    assert worth[1] == [
+        ["dense", "static", "+.201 (.199–.203)", "something", "+.007 (−.008 to .021)", "nothing", "3"]
+    ]  # means .201 and .00667; 4.303 times .001 and .00577 over the root of 3
+    page = render_report(data)
+    assert "does not predict" in page
+    assert "+.201" in page
+    fewer = worth_rows(data_of(make_table(*runs([(0.9, 1.1)] * 3), *nothing[1:])))
+    assert fewer is not None
+    assert fewer[1][0][4:6] == ["–", "–"]  # a seed is missing
+    assert prediction_rows(data_of(make_table())) is None
+    assert worth_rows(data_of(make_table())) is None
