@@ -67,11 +67,26 @@ def test_what_is_left_over_is_that_of_numpy() -> None:
     (fit_x, *fit_read), (x, *read) = seen(fitted), seen(scored)
     W_pred = mixer.predictor.W_pred.weight.detach().double().numpy()
     found = {name: metric.value for name, metric in rows[1].metrics.items()}
-    expected = {"unexplained": x - read[0] @ W_pred.T}
+    x_hat = read[0] @ W_pred.T
+    expected = {"unexplained": (x, x_hat)}
     for name, fit, held in zip(("possible", "possible_from_traces"), fit_read, read, strict=True):
-        expected[name] = x - held @ np.linalg.lstsq(fit, fit_x, rcond=None)[0]
-    for name, error in expected.items():
-        assert found[name] == pytest.approx((error**2).sum() / (x**2).sum(), rel=1e-4)
+        expected[name] = x, held @ np.linalg.lstsq(fit, fit_x, rcond=None)[0]
+    W_e = mixer.W_e.weight.detach().double().numpy()
+    expected["context_unexplained"] = x @ W_e.T, x_hat @ W_e.T
+    direct = np.linalg.lstsq(fit_read[0], fit_x @ W_e.T, rcond=None)[0]  # of W_e x itself
+    expected["context_possible"] = x @ W_e.T, read[0] @ direct
+    late = [u.reshape(7, 32, -1)[:, 16:].reshape(7 * 16, -1) for u in (x, x_hat, read[0])]
+    fit_late = [u.reshape(40, 32, -1)[:, 16:].reshape(40 * 16, -1) for u in (fit_x, fit_read[0])]
+    expected["unexplained_late"] = late[0], late[1]
+    expected["possible_late"] = late[0], late[2] @ np.linalg.lstsq(fit_late[1], fit_late[0], rcond=None)[0]
+    for name, (of, predicted) in expected.items():
+        assert found[name] == pytest.approx(((of - predicted) ** 2).sum() / (of**2).sum(), rel=1e-4), name
+    error = (x - x_hat) @ W_e.T
+    cosine = (error * (x @ W_e.T)).sum() / np.linalg.norm(error) / np.linalg.norm(x @ W_e.T)
+    assert found["context_cosine"] == pytest.approx(cosine, rel=1e-4)
+    size = np.linalg.norm(x_hat @ W_e.T) / np.linalg.norm(x @ W_e.T)
+    assert found["context_size"] == pytest.approx(size, rel=1e-4)
+    assert {*found} == {*expected, "context_cosine", "context_size"}
     assert found["possible_from_traces"] < found["possible"] < 1
     assert not any(module._forward_hooks for module in model.modules())
 
@@ -89,10 +104,19 @@ def test_without_predictions_is_a_predictor_of_zeros() -> None:
     assert losses.metrics["nats"].value != pytest.approx(without, abs=1e-3)
 
 
+def test_the_mean_of_a_constant_prediction_costs_nothing() -> None:
+    model, scored = built(STATIC_DENSE), windows(7, 2)
+    for layer in model.model.layers:
+        layer.mixer.predictor.register_forward_hook(lambda _, inputs, output: (output[0] * 0 + 5.0, output[1]))
+    (losses, *_) = predictions(model, windows(40, 1), scored)
+    assert losses.metrics["nats_mean"].value == pytest.approx(losses.metrics["nats"].value, abs=1e-6)
+    assert losses.metrics["nats_without"].value != pytest.approx(losses.metrics["nats"].value, abs=1e-4)
+
+
 def test_a_model_without_predictor_has_its_loss_alone() -> None:
     rows = predictions(built(NOTHING[-1]), windows(4, 1), windows(4, 2))
     assert [row.factors for row in rows] == [{}]
-    assert rows[0].metrics["nats"] == rows[0].metrics["nats_without"]
+    assert set(rows[0].metrics) == {"nats"}
 
 
 def runs(

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from ematrace.experiments.base import Context, Experiment, Point, number
-from ematrace.experiments.gap_predictors import BLOCKS, NOTHING, PREDICTORS, PredictorArm
+from ematrace.experiments.gap_predictors import BLOCKS, NOTHING, PREDICTORS, PredictorArm, beside_input
 from ematrace.experiments.gap_straight_through import evenly
 from ematrace.experiments.gap_task import (
     SETTINGS,
@@ -72,36 +72,58 @@ def measure(ctx: Context, *, size: str, lr: float, **arm: Any) -> list[Row]:
 
 
 def predictions(model: Any, fitted: Ids, scored: Ids) -> list[Row]:
-    """By block, on windows [N, T+1]; and the loss as it is and with every x̂ set to 0."""
+    """By block, on windows [N, T+1]; and the loss as it is, with every x̂ set to 0, and set to its mean."""
+    fits, seen = read(model, fitted), read(model, scored)
     losses = {"nats": float(score(model, scored)[0].mean())}
-    with without_predictions(model):
-        losses["nats_without"] = float(score(model, scored)[0].mean())
+    if seen:
+        for name, instead in {
+            "nats_without": [fit.x_hat * 0 for fit in fits],
+            "nats_mean": [f.x_hat for f in fits],
+        }.items():
+            with predicting(model, [x_hat.mean((0, 1)) for x_hat in instead]):
+                losses[name] = float(score(model, scored)[0].mean())
     rows = [Row({}, {name: number(nats, unit="nats", better="low") for name, nats in losses.items()})]
-    for layer, (fit, held) in enumerate(zip(read(model, fitted), read(model, scored), strict=True)):
-        found = {
-            "unexplained": left_over(held.x, held.x_hat),
-            "possible": left_over(held.x, held.slow @ least_squares(fit.slow, fit.x)),
-            "possible_from_traces": left_over(held.x, held.traces @ least_squares(fit.traces, fit.x)),
-        }
-        rows.append(Row({"layer": layer}, {name: number(value) for name, value in found.items()}))
+    for layer, (fit, held) in enumerate(zip(fits, seen, strict=True)):
+        rows.append(Row({"layer": layer}, {name: number(value) for name, value in compare(fit, held).items()}))
     return rows
 
 
 @dataclass(frozen=True)
 class Seen:
-    """What a predictor was given and answered, [N, D] in float64."""
+    """What the predictor of a block was given and answered, [N, T, D] in float64."""
 
     x: Tensor
     x_hat: Tensor
     slow: Tensor
     """The direction of the slow trace: what the static predictor reads."""
     traces: Tensor
-    """All traces of the step side by side, [N, A D]."""
+    """All traces of the step side by side, [N, T, A D]."""
+    W_e: Tensor
+
+    def late(self) -> Seen:
+        """The second half of each window, where the slow trace is no longer mostly of the window's first tokens."""
+        half = self.x.shape[1] // 2
+        return replace(self, **{name: getattr(self, name)[:, half:] for name in ("x", "x_hat", "slow", "traces")})
+
+
+def compare(fit: Seen, held: Seen) -> dict[str, float]:
+    """What predictions leave of the input on `held`, beside least squares fitted on `fit`."""
+    possible = held.slow @ least_squares(fit.slow, fit.x)
+    in_context = held.x @ held.W_e.T
+    return {
+        "unexplained": left_over(held.x, held.x_hat),
+        "possible": left_over(held.x, possible),
+        "possible_from_traces": left_over(held.x, held.traces @ least_squares(fit.traces, fit.x)),
+        "unexplained_late": left_over(held.late().x, held.late().x_hat),
+        "possible_late": left_over(held.late().x, held.late().slow @ least_squares(fit.late().slow, fit.late().x)),
+        **beside_input(in_context, held.x_hat @ held.W_e.T),
+        "context_possible": left_over(in_context, possible @ held.W_e.T),
+    }
 
 
 def least_squares(read: Tensor, x: Tensor) -> Tensor:
     """W with read @ W nearest to x."""
-    solution: Tensor = torch.linalg.lstsq(read, x).solution
+    solution: Tensor = torch.linalg.lstsq(read.flatten(0, 1), x.flatten(0, 1)).solution
     return solution
 
 
@@ -112,15 +134,17 @@ def left_over(x: Tensor, x_hat: Tensor) -> float:
 
 @torch.no_grad()
 def read(model: Any, windows: Ids) -> Sequence[Seen]:
-    """Of every block."""
+    """Of every block that has a predictor."""
     seen: list[Seen] = []
+    mixers = mixers_of(model)
 
     def keep(_: Any, inputs: tuple[Tensor, Tensor], output: tuple[Tensor, Any]) -> None:
         x, traces = inputs[:2]
         beside = traces.permute(1, 2, 0, 3).flatten(-2)
-        seen.append(Seen(*(u.double().flatten(0, 1) for u in (x, output[0], unit(traces[-1]), beside))))
+        W_e = mixers[len(seen)].W_e.weight
+        seen.append(Seen(*(u.double() for u in (x, output[0], unit(traces[-1]), beside, W_e))))
 
-    handles = [mixer.predictor.register_forward_hook(keep) for mixer in mixers_of(model)]
+    handles = [mixer.predictor.register_forward_hook(keep) for mixer in mixers]
     try:
         model(input_ids=torch.from_numpy(windows[:, :-1]), use_cache=False, logits_to_keep=1)
     finally:
@@ -130,13 +154,17 @@ def read(model: Any, windows: Ids) -> Sequence[Seen]:
 
 
 @contextmanager
-def without_predictions(model: Any) -> Iterator[None]:
-    """x̂ = 0 in every block."""
+def predicting(model: Any, x_hats: Sequence[Tensor]) -> Iterator[None]:
+    """In each block the same x̂ [D], whatever it reads."""
 
-    def nothing(_: Any, inputs: Any, output: tuple[Tensor, Any]) -> tuple[Tensor, Any]:
-        return torch.zeros_like(output[0]), output[1]
+    def instead(x_hat: Tensor) -> Any:
+        def hook(_: Any, inputs: Any, output: tuple[Tensor, Any]) -> tuple[Tensor, Any]:
+            return x_hat.to(output[0].dtype).expand_as(output[0]), output[1]
 
-    handles = [mixer.predictor.register_forward_hook(nothing) for mixer in mixers_of(model)]
+        return hook
+
+    pairs = zip(mixers_of(model), x_hats, strict=True)
+    handles = [mixer.predictor.register_forward_hook(instead(x_hat)) for mixer, x_hat in pairs]
     try:
         yield
     finally:

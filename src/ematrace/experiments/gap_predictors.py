@@ -175,7 +175,7 @@ def contributions(model: Any, text: ScoredText) -> list[Row]:
     """For each block, what the predictor (or attention) adds to the context against what the traces add.
 
     `over_traces` is the ratio of their root mean squares, |W_e x̂| / |W_h h|. `unexplained` is |x - x̂|² / |x|²: 1 for a
-    prediction of 0. A block without either has no row.
+    prediction of 0. `beside_input` adds the same as the context has it. A block without either has no row.
     """
     at_once = max(1, SCORED_AT_ONCE // text.windows.shape[1])
     ids = torch.from_numpy(text.windows[:at_once, :-1]).to(model.device)
@@ -189,8 +189,19 @@ def contributions(model: Any, text: ScoredText) -> list[Row]:
         if "x_hat" in parts:
             unexplained = (parts["x"] - parts["x_hat"]).square().sum() / parts["x"].square().sum()
             metrics["unexplained"] = number(float(unexplained))
+            metrics |= {name: number(value) for name, value in beside_input(parts["input"], parts["added"]).items()}
         rows.append(Row({"layer": layer}, metrics))
     return rows
+
+
+def beside_input(of_x: Tensor, of_x_hat: Tensor) -> dict[str, float]:
+    """What a prediction is in the context, W_e x̂ beside W_e x: all that the block gets of either."""
+    of_error = of_x - of_x_hat
+    return {
+        "context_unexplained": float(of_error.square().sum() / of_x.square().sum()),
+        "context_size": float(of_x_hat.norm() / of_x.norm()),
+        "context_cosine": float((of_error * of_x).sum() / of_error.norm() / of_x.norm()),
+    }
 
 
 @contextmanager
@@ -209,7 +220,8 @@ def _recorded(model: Any) -> Iterator[list[dict[str, Tensor]]]:
     def keep_prediction(layer: int, mixer: SpenMixer) -> Any:
         def hook(module: Any, inputs: Any, output: Any) -> None:
             x, x_hat = inputs[0].float(), output[0].float()
-            found[layer] |= {"x": x, "x_hat": x_hat, "added": F.linear(x_hat, mixer.W_e.weight.float())}
+            of_x, of_x_hat = (F.linear(u, mixer.W_e.weight.float()) for u in (x, x_hat))
+            found[layer] |= {"x": x, "x_hat": x_hat, "input": of_x, "added": of_x_hat}
 
         return hook
 

@@ -4,8 +4,8 @@ A direction predicate rests on the 95% interval of a difference, the best that t
 
 | left and right                                     | interval of the difference             | method     |
 |----------------------------------------------------|----------------------------------------|------------|
-| same experiment (or `paired`), a value per seed    | Student on per-seed differences        | paired     |
-| two experiments or settings, two seeds or more     | Welch                                  | welch      |
+| same experiment (or `paired`), two shared seeds    | Student on per-seed differences        | paired     |
+| two experiments or settings, or no shared seeds    | Welch                                  | welch      |
 | one value in each, or over tokens                  | Newcombe (see below)                   | newcombe   |
 | seeds on one side, tokens on the other             | variances of the means added, normal   | mixed      |
 | a ratio across experiments on one side             | the same, Student if all is over seeds | delta      |
@@ -167,7 +167,7 @@ def _from_moments(mean: float, parts: tuple[tuple[float | None, float], ...], me
 
 
 def _pairs(a: _Estimate, b: _Estimate, paired: bool = False) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
-    """Values that stand against each other: seeds of one experiment, or repetitions on the same seed of it.
+    """Values that stand against each other: on the seeds that both have in one experiment, or repetitions on one seed.
 
     With `paired`, also seeds that two experiments share, if both say that they had the same data.
     """
@@ -175,9 +175,13 @@ def _pairs(a: _Estimate, b: _Estimate, paired: bool = False) -> tuple[tuple[floa
         return None
     if paired and a.selection.selector.experiment != b.selection.selector.experiment:
         return a.selection.paired_values(b.selection)
-    if not a.selection.is_paired_with(b.selection) or not len(a.sample.draws) == len(b.sample.draws) >= 2:
+    shared = set(a.selection.seeds) & set(b.selection.seeds)
+    if not shared:
         return None
-    return a.sample.draws, b.sample.draws
+    one, other = a.selection.on(shared), b.selection.on(shared)
+    if not one.is_paired_with(other) or not len(one.sample.draws) == len(other.sample.draws) >= 2:
+        return None
+    return one.sample.draws, other.sample.draws
 
 
 def _difference(a: _Estimate, b: _Estimate, paired: bool = False) -> _Measured:
@@ -310,7 +314,7 @@ def _compare(direction: Direction, left: _Estimate, other: Selection | float) ->
 
     def check(found: _Measured, interval: Interval | None, method: str, *outcome: Any) -> Check:
         holds, undecided, p_against = outcome
-        gap = found.mean if direction.paired else left.mean - right  # with pairs, over the seeds that both have
+        gap = found.mean if found.method == "paired" else left.mean - right  # of pairs: over the seeds that both have
         return Check(
             "direction", direction.text, left.mean, right, gap, interval, method, holds,
             undecided=undecided, p_against=p_against,

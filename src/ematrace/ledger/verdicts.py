@@ -206,7 +206,7 @@ def judge(claim: Claim, table: Table) -> Finding:
     directions = tuple(check_direction(d, lookup) for d in claim.direction)
     if claim.holm:
         directions = corrected(directions)
-    directions = refuted_together(claim.direction, directions)
+    alone, directions = directions, refuted_together(claim.direction, directions)
     figures = tuple(check_figure(f, lookup) for f in claim.figure)
     conditions = tuple(check_direction(c.predicate, lookup) for c in claim.requires)
 
@@ -215,6 +215,9 @@ def judge(claim: Claim, table: Table) -> Finding:
     verdict, why = decide(claim, directions, figures, conditions, n_seeds)
     if verdict == OPEN and ambiguous:
         why = ambiguous[0]
+    spared = sum(after.undecided and not before.undecided for before, after in zip(alone, directions, strict=True))
+    if verdict == UNDECIDED and why is None and spared:
+        why = f"{spared} of {len(directions)} comparisons lie on the other side, but cannot refute it by themselves"
     scales = {selection.scale for selection in found.values()}
     return Finding(
         ours={text: selection.sample.mean for text, selection in found.items()},
