@@ -90,6 +90,15 @@ class TestComparison:
         check = check_direction(Direction(parse("one/left"), ">", parse("one/right")), make_table(*files).select)
         assert check.method == "welch"
 
+    def test_of_seeds_that_overlap_the_shared_ones_are_paired(self) -> None:
+        left, right = (0.30, 0.50, 0.70, 0.90), (0.485, 0.69, 0.885, 0.10)
+        files = make_runs("one", left=Sample(left)) + make_runs("one", [1, 2, 3, 4], right=Sample(right))
+        check = check_direction(Direction(parse("one/left"), ">", parse("one/right")), make_table(*files).select)
+        expected = stats.ttest_rel(left[1:], right[:3]).confidence_interval(0.95)
+        assert (check.holds, check.method) == (True, "paired")
+        assert check.interval == pytest.approx(tuple(expected))
+        assert check.difference == pytest.approx(0.04 / 3)  # of the pairs, not of all seeds
+
     def test_single_seeds_use_newcombe(self) -> None:
         # Newcombe (1998), Table II, contrast (a): 56/70 against 48/80, method 10 gives .0524 to .3339.
         check = compare(">", accuracy(56 / 70, n=70), accuracy(48 / 80, n=80))

@@ -144,20 +144,24 @@ class TestRow:
 
 
 @pytest.mark.parametrize(
-    ("a", "b", "verdict"),
+    ("a", "b", "verdict", "beyond"),
     [
-        (0.20, 0.20, "not reproduced"),  # beyond .1 twice, on one side
-        (0.20, 0.05, "undecided"),
-        (0.20, -0.20, "undecided"),
-        (0.05, 0.05, "reproduced"),
+        (0.20, 0.20, "not reproduced", 0),  # beyond .1 twice, on one side
+        (0.20, 0.05, "undecided", 1),
+        (0.20, -0.20, "undecided", 2),
+        (0.05, 0.05, "reproduced", 0),
+        (0.099, 0.05, "undecided", 0),  # the interval reaches past .1
     ],
 )
-def test_a_group_is_refuted_as_a_whole(a: float, b: float, verdict: str) -> None:
+def test_a_group_is_refuted_as_a_whole(a: float, b: float, verdict: str, beyond: int) -> None:
     """Two versions of one comparison, such as with and without matched parameters."""
     noise = (-0.01, 0.0, 0.01)
     samples = {"a": Sample(tuple(a + x for x in noise)), "b": Sample(tuple(b - x for x in noise))}
     claim = make_claim(*(more(f"one/{name}", 0.0, "within", by=0.1, group="both") for name in samples))
-    assert judge_one(claim, make_table(*make_runs("one", **samples))).verdict == verdict
+    row = judge_one(claim, make_table(*make_runs("one", **samples)))
+    assert row.verdict == verdict
+    why = f"{beyond} of 2 comparisons lie on the other side, but cannot refute it by themselves"
+    assert row.why == (why if beyond else None)
 
 
 def test_seeds_that_settings_were_chosen_on_are_no_evidence() -> None:

@@ -34,6 +34,15 @@ def baseline(data: ReportData, reader: str, lag: int) -> str:
     return mean(data.table, EXPERIMENT, "accuracy", {**SPEN, "reader": reader, "lag": lag})
 
 
+def by_itself(data: ReportData, lag: int) -> str:
+    """What the better reader of the slow trace alone has over token frequencies, the topic included."""
+    where: Factors = {**SPEN, "representation": "slow", "number_format": "float32", "given": "nothing", "lag": lag}
+    unigram = select(data.table, EXPERIMENT, "nats", {**SPEN, "reader": "unigram", "lag": lag})
+    found = [select(data.table, EXPERIMENT, "nats", {**where, "reader": reader}) for reader in READERS]
+    nats = [one.sample.mean for one in found if one is not None]
+    return number(unigram.sample.mean - min(nats)) if unigram is not None and nats else NOT_RECORDED
+
+
 @table("trace-decoding", EXPERIMENT)
 def trace_decoding(data: ReportData, _: str) -> str:
     """SPEN: accuracy and, behind the stroke, the gain in nats over the window's other tokens."""
@@ -41,6 +50,7 @@ def trace_decoding(data: ReportData, _: str) -> str:
     for held in HELD:
         found = [" / ".join(best(data, held, metric, lag) for metric in ("accuracy", "gain_nats")) for lag in LAGS]
         lines.append((REPRESENTATIONS[held], *found))
+    lines.append(("slow trace by itself, nats over the unigram", *(by_itself(data, lag) for lag in LAGS)))
     used = [selection for held in HELD for selection in read_by(data, held, "accuracy", LAGS[0])]
     return markdown_table(("read from", *(f"{lag} back" for lag in LAGS)), lines) + f"\n{seeds_of(used)}\n"
 

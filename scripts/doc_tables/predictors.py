@@ -107,10 +107,17 @@ def _beside_static(
                 select(data.table, EXPERIMENT, "nats", of(one, ffn, its_width, size))
                 for one, its_width in ((other, width), (STATIC, "matched"))
             ]
-            cells.append(difference(*pair))
+            cells.append(difference(*pair) + _fewer_seeds(*pair))
             used += pair
         lines.append((predictors[other], *cells))
     return markdown_table(("predictor", *columns), lines), used
+
+
+def _fewer_seeds(one: Selection | None, static: Selection | None) -> str:
+    """How many, where the other predictor has fewer than the static one."""
+    if one is None or static is None or set(static.seeds) <= set(one.seeds):
+        return ""
+    return f", {len(set(static.seeds) & set(one.seeds))} seeds"
 
 
 @table("gap-switches", EXPERIMENT)
