@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from cells_support import make_file, make_table
+from cells_support import make_file, make_row, make_table
 from ematrace.analysis.gap_predictions import build_predictions, worth_of
 from ematrace.experiments import gap_predictions
 from ematrace.experiments.gap_predictions import predictions
@@ -18,8 +18,8 @@ from ematrace.experiments.gap_task import build_arm, matched_width, score
 from ematrace.ledger import build_ledger, load_claims
 from ematrace.report.data import ReportData
 from ematrace.report.page import render_report
-from ematrace.report.predictions import prediction_rows, worth_rows
-from ematrace.results import CellFile, Metric, Row, Sample, Table
+from ematrace.report.predictions import context_rows, prediction_rows, worth_rows
+from ematrace.results import CellFile, Sample, Table
 from ematrace.traces import ema_traces
 
 STATIC_DENSE = ABLATION[10]
@@ -123,24 +123,20 @@ def runs(
     unexplained: Sequence[Sequence[float]],
     predictor: tuple[str, str] = ("static", "traces_now"),
     nats: Sequence[float] | None = None,
-    without: float = 0.2,
+    in_context: float = 0.7,
 ) -> list[CellFile]:
-    """By seed and block of the model; .6 would be possible."""
+    """By seed and block of the model; .6 would be possible, and as much in the context."""
     files = []
     for seed, by_layer in enumerate(unexplained):
         loss = 3.0 + seed if nats is None else nats[seed]
-        rows = [Row({}, {"nats": Metric(loss), "nats_without": Metric(loss + without + 0.001 * seed)})]
-        rows += [
-            Row(
-                {"layer": layer},
-                {
-                    "unexplained": Metric(left),
-                    "possible": Metric(0.6 + 0.01 * layer),
-                    "possible_from_traces": Metric(0.1),
-                },
-            )
-            for layer, left in enumerate(by_layer)
-        ]
+        losses = {"nats": loss, "nats_without": loss + 0.2 + 0.001 * seed, "nats_mean": loss - 0.2 - 0.001 * seed}
+        rows = [make_row(losses)]
+        for layer, left in enumerate(by_layer):
+            shares = {"unexplained": left, "possible": 0.6 + 0.01 * layer, "possible_from_traces": 0.1}
+            shares |= {"unexplained_late": 0.85, "possible_late": 0.65}
+            shares |= {"context_unexplained": in_context, "context_possible": 0.6}
+            shares |= {"context_size": 0.5, "context_cosine": 0.95}
+            rows.append(make_row(shares, layer=layer))
         kind, reads = predictor
         factors = {"ffn": "dense", "predictor": kind, "reads": reads, "size": "small", "lr": 0.016}
         files.append(make_file(*rows, experiment="gap_predictions", seed=seed, factors=factors))
@@ -161,8 +157,9 @@ def runs(
 def test_the_rule_for_predicting(unexplained: Sequence[Sequence[float]], expected: str) -> None:
     found = build_predictions(make_table(*runs(unexplained)), "dense", "static", "traces_now")
     assert found is not None
-    assert [sample.values for sample in found.unexplained] == list(zip(*unexplained, strict=True))
+    assert [sample.values for sample in found.shares["unexplained"]] == list(zip(*unexplained, strict=True))
     assert found.predicts == expected
+    assert found.predicts_in_context == ("predicts" if len(unexplained) > 2 else "too few seeds")
 
 
 @pytest.mark.parametrize(
@@ -186,29 +183,38 @@ def data_of(table: Table) -> ReportData:
     return ReportData(table, claims, tuple(build_ledger(table, claims)))
 
 
-def test_page_and_docs_have_both_tables() -> None:
+def test_page_and_docs_have_the_tables() -> None:
     nothing = runs([()] * 3, ("nothing", "nothing"), nats=(3.01, 4.01, 5.0))
-    data = data_of(make_table(*runs([(0.9, 1.1)] * 3), *nothing))
-    left, worth = prediction_rows(data), worth_rows(data)
+    data = data_of(make_table(*runs([(0.9, 1.1)] * 3, in_context=0.9), *nothing))
+    left, in_context, worth = prediction_rows(data), context_rows(data), worth_rows(data)
     assert left is not None
+    assert in_context is not None
     assert worth is not None
-    assert dict(zip(*((left[0]), left[1][0]), strict=True)) == {
+    assert dict(zip(left[0], left[1][0], strict=True)) == {
         "block": "dense",
         "predictor": "static",
         "of the input left over": ".90, 1.10",
         "least squares, slow trace": ".60, .61",
         "least squares, all traces": ".10, .10",
+        "second half of the window, left over": ".85, .85",
+        "least squares, slow trace, there": ".65, .65",
         "under the plan's rule": "does not predict",
         "seeds": "3",
     }
+    assert in_context[1] == [
+        ["dense", "static", ".90, .90", ".60, .60", ".50, .50", ".95, .95", "does not predict"],
+    ]
     assert worth[1] == [
-        ["dense", "static", "+.201 (.199–.203)", "something", "+.007 (−.008 to .021)", "nothing", "3"]
+        [
+            *("dense", "static", "+.201 (.199–.203)", "something", "−.201 (−.203 to −.199)", "harmful"),
+            *("+.007 (−.008 to .021)", "nothing", "3"),
+        ]
     ]  # means .201 and .00667; 4.303 times .001 and .00577 over the root of 3
     page = render_report(data)
-    assert "does not predict" in page
-    assert "+.201" in page
+    for text in ("does not predict", "+.201", "cosine of the error"):
+        assert text in page
     fewer = worth_rows(data_of(make_table(*runs([(0.9, 1.1)] * 3), *nothing[1:])))
     assert fewer is not None
-    assert fewer[1][0][4:6] == ["–", "–"]  # a seed is missing
-    assert prediction_rows(data_of(make_table())) is None
-    assert worth_rows(data_of(make_table())) is None
+    assert fewer[1][0][-3:] == ["–", "–", "3"]  # a seed is missing
+    for rows in (prediction_rows, context_rows, worth_rows):
+        assert rows(data_of(make_table())) is None

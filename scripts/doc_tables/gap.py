@@ -21,7 +21,7 @@ from ematrace.report.gap_findings import (
 from ematrace.report.gradient_cost import gradient_rows, gradient_share_rows, start_rows, verdict_lines
 from ematrace.report.gradient_halves import halves_rows
 from ematrace.report.learning_rates import best_rate_rows
-from ematrace.report.predictions import prediction_rows, worth_rows
+from ematrace.report.predictions import context_rows, prediction_rows, worth_rows
 
 
 @table("gap-findings")
@@ -62,6 +62,11 @@ def gap_all_units(data: ReportData, block: str) -> str:
 @table("gap-predictions", "gap_predictions")
 def gap_predictions(data: ReportData, block: str) -> str:
     return _table_of(prediction_rows(data))
+
+
+@table("gap-predictions-context", "gap_predictions")
+def gap_predictions_context(data: ReportData, block: str) -> str:
+    return _table_of(context_rows(data))
 
 
 @table("gap-predictions-worth", "gap_predictions")

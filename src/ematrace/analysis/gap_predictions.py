@@ -22,31 +22,45 @@ Predicts = Literal["predicts", "in part", "does not predict", "too few seeds"]
 Worth = Literal["something", "nothing", "harmful", "undecided", "too few seeds"]
 
 
+SHARES = (
+    *("unexplained", "possible", "possible_from_traces", "unexplained_late", "possible_late"),
+    *("context_unexplained", "context_possible", "context_size", "context_cosine"),
+)
+
+
 @dataclass(frozen=True)
 class Predictions:
-    """Of one predictor in one block of the design; tuples are by block of the model."""
+    """Of one predictor in one block of the design."""
 
-    unexplained: tuple[Sample, ...]
-    """|x - x̂|² / |x|², 1 for a prediction of 0."""
-    possible: tuple[Sample, ...]
-    """The same of least squares from the direction of the slow trace."""
-    possible_from_traces: tuple[Sample, ...]
-    """The same from all traces of the step."""
+    shares: Mapping[str, tuple[Sample, ...]]
+    """SHARES by block of the model. `unexplained` is |x - x̂|² / |x|², 1 for a prediction of 0, and `possible` the same
+    of least squares from the direction of the slow trace (`_from_traces`: from all traces of the step); `_late` is of
+    the second half of each window; `context_` of W_e x and W_e x̂, which have a ratio (`size`), and their difference
+    a cosine to W_e x."""
     worth: Sample
     """Nats of the trained model with every x̂ set to 0, minus its nats."""
+    worth_of_input: Sample
+    """The same with every x̂ set to its mean: of what depends on the input."""
     trained_without: Sample | None
     """Nats of a model that was trained with x̂ = 0, minus nats of this one."""
     seeds: tuple[int, ...]
 
     @property
     def predicts(self) -> Predicts:
+        return self._predicts("unexplained", "possible")
+
+    @property
+    def predicts_in_context(self) -> Predicts:
+        return self._predicts("context_unexplained", "context_possible")
+
+    def _predicts(self, unexplained: str, possible: str) -> Predicts:
         """Whether unexplained is below the middle between 1 and what is possible, by block and seed."""
         if len(self.seeds) < LEAST_SEEDS:
             return "too few seeds"
         below = {
             left < (1 + least) / 2
-            for unexplained, possible in zip(self.unexplained, self.possible, strict=True)
-            for left, least in zip(unexplained.values, possible.values, strict=True)
+            for of_left, of_least in zip(self.shares[unexplained], self.shares[possible], strict=True)
+            for left, least in zip(of_left.values, of_least.values, strict=True)
         }
         return "in part" if len(below) == 2 else "predicts" if below == {True} else "does not predict"
 
@@ -68,22 +82,19 @@ def build_predictions(table: Table, ffn: str, predictor: str, reads: str) -> Pre
     """None where a part of it is not recorded."""
     arm: dict[str, Factor] = {"ffn": ffn, "predictor": predictor, "reads": reads, "size": SIZE}
     layers = sorted(int(layer) for layer in table.values_of(EXPERIMENT, "layer", **arm))
-    by_layer = {
-        metric: [_find(table, metric, {**arm, "layer": layer}) for layer in layers]
-        for metric in ("unexplained", "possible", "possible_from_traces")
-    }
-    nats, nats_without = (_find(table, metric, arm) for metric in ("nats", "nats_without"))
-    found = [nats, nats_without, *(one for of in by_layer.values() for one in of)]
+    by_layer = {name: [_find(table, name, {**arm, "layer": layer}) for layer in layers] for name in SHARES}
+    nats, without, with_mean = (_find(table, name, arm) for name in ("nats", "nats_without", "nats_mean"))
+    found = [nats, without, with_mean, *(one for of in by_layer.values() for one in of)]
     known = [one for one in found if one is not None]
-    if not layers or nats is None or nats_without is None or len(known) < len(found):
+    if not layers or nats is None or without is None or with_mean is None or len(known) < len(found):
         return None
     if {one.seeds for one in known} != {nats.seeds}:
         return None
-    samples = {metric: tuple(one.sample for one in of if one is not None) for metric, of in by_layer.items()}
     trained = _find(table, "nats", {"ffn": ffn, "predictor": NOTHING, "size": SIZE})
     return Predictions(
-        **samples,
-        worth=_difference(nats_without, nats),
+        {name: tuple(one.sample for one in of if one is not None) for name, of in by_layer.items()},
+        worth=_difference(without, nats),
+        worth_of_input=_difference(with_mean, nats),
         trained_without=_difference(trained, nats) if trained is not None and trained.seeds == nats.seeds else None,
         seeds=nats.seeds,
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from ematrace.analysis.gap_predictions import Predictions, build_predictions, worth_of
 from ematrace.report.data import ReportData
@@ -23,21 +23,46 @@ Rows = tuple[list[str], list[list[str]]]
 
 def prediction_rows(data: ReportData) -> Rows | None:
     """What is left over of the input, by block of the model, first one first; None where nothing is recorded."""
-    heads = ["block", "predictor", "of the input left over", "least squares, slow trace", "least squares, all traces"]
+    columns = {
+        "of the input left over": "unexplained",
+        "least squares, slow trace": "possible",
+        "least squares, all traces": "possible_from_traces",
+        "second half of the window, left over": "unexplained_late",
+        "least squares, slow trace, there": "possible_late",
+    }
     rows = [
-        [*names, *map(_by_layer, (f.unexplained, f.possible, f.possible_from_traces)), f.predicts, str(len(f.seeds))]
-        for names, f in _recorded(data)
+        [*names, *(_by_layer(found, share) for share in columns.values()), found.predicts, str(len(found.seeds))]
+        for names, found in _recorded(data)
     ]
-    return ([*heads, "under the plan's rule", "seeds"], rows) if rows else None
+    return (["block", "predictor", *columns, "under the plan's rule", "seeds"], rows) if rows else None
+
+
+def context_rows(data: ReportData) -> Rows | None:
+    """The same of W_e x, which is all that the block gets of the input here."""
+    columns = {
+        "of W_e x left over": "context_unexplained",
+        "least squares, slow trace": "context_possible",
+        "W_e x̂ over W_e x": "context_size",
+        "cosine of the error to W_e x": "context_cosine",
+    }
+    rows = [
+        [*names, *(_by_layer(found, share) for share in columns.values()), found.predicts_in_context]
+        for names, found in _recorded(data)
+    ]
+    return (["block", "predictor", *columns, "under the plan's rule"], rows) if rows else None
 
 
 def worth_rows(data: ReportData) -> Rows | None:
     """Nats lost without predictions, in the trained model and by training without them."""
-    heads = ["block", "predictor", "nats lost with x̂ set to 0", "worth", "nats lost if trained with x̂ = 0", "worth"]
-    rows = [
-        [*names, *_judged(found.worth), *_judged(found.trained_without), str(len(found.seeds))]
-        for names, found in _recorded(data)
-    ]
+    heads = ["block", "predictor"]
+    for without in ("x̂ set to 0", "x̂ set to its mean", "trained with x̂ = 0"):
+        heads += [f"nats lost, {without}", "worth"]
+    rows = []
+    for names, found in _recorded(data):
+        rows.append([*names])
+        for nats in (found.worth, found.worth_of_input, found.trained_without):
+            rows[-1] += _judged(nats)
+        rows[-1].append(str(len(found.seeds)))
     return ([*heads, "seeds"], rows) if rows else None
 
 
@@ -48,8 +73,8 @@ def _recorded(data: ReportData) -> Iterator[tuple[tuple[str, str], Predictions]]
                 yield (block, name), found
 
 
-def _by_layer(samples: Sequence[Sample]) -> str:
-    return ", ".join(number(sample.mean, 2) for sample in samples)
+def _by_layer(found: Predictions, share: str) -> str:
+    return ", ".join(number(sample.mean, 2) for sample in found.shares[share])
 
 
 def _judged(nats: Sample | None) -> tuple[str, str]:

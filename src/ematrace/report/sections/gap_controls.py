@@ -14,7 +14,7 @@ from ematrace.report.formatting import number, over_seeds
 from ematrace.report.gradient_cost import start_rows
 from ematrace.report.gradient_halves import halves_rows
 from ematrace.report.parts import Block, Content, DataTable, Paragraph, plain_table
-from ematrace.report.predictions import BLOCKS, PREDICTORS, prediction_rows, worth_rows
+from ematrace.report.predictions import BLOCKS, PREDICTORS, context_rows, prediction_rows, worth_rows
 from ematrace.report.switches import SwitchTables, switch_tables
 from ematrace.report.tables import Header, measure_table
 from ematrace.results import Factors, Sample, Selector
@@ -61,6 +61,7 @@ def predictors(data: ReportData) -> Sequence[Content | None]:
     parts: list[Content | None] = [measure_table(data, rows, columns, "Predictors in SPEN's block")]
     for rows_of, caption in (
         (prediction_rows, "What predictions leave of the input, |x − x̂|² / |x|², block by block; small models"),
+        (context_rows, "The same as the context has it, W_e x̂ beside W_e x; small models"),
         (worth_rows, "What predictions are worth; small models"),
     ):
         if (rows_found := rows_of(data)) is not None:
