@@ -110,9 +110,12 @@ class Recorder:
     """Runs tracks until they are done, fail, or are stopped."""
 
     options: Sequence[str]
+    """Of every stage."""
     """Of `python -m ematrace.experiments`, after the experiment and before its factors."""
     deadline: float
     """By `time.monotonic`."""
+    per_gpu: int = 4
+    """Processes of a stage, unless it takes fewer."""
     _stopped: threading.Event = field(default_factory=threading.Event)
     _running: set[subprocess.Popen[bytes]] = field(default_factory=set)
     _choosing: threading.Lock = field(default_factory=threading.Lock)
@@ -157,10 +160,8 @@ class Recorder:
 
     def command(self, stage: Stage) -> list[str]:
         only = ["--only", *stage.only] if stage.only else []
-        few = (
-            ["--per-gpu", str(stage.processes)] if stage.processes else []
-        )  # of options said twice the last one counts
-        return [sys.executable, "-m", "ematrace.experiments", stage.experiment, *self.options, *few, *only]
+        processes = ["--per-gpu", str(min(self.per_gpu, stage.processes or self.per_gpu))]
+        return [sys.executable, "-m", "ematrace.experiments", stage.experiment, *self.options, *processes, *only]
 
     def _command(self, label: str, command: Sequence[str]) -> bool:
         """False where time has run out, everything was stopped, or the command failed, which says why itself."""
@@ -206,9 +207,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--seconds", type=float, default=float("inf"), help="after which everything is stopped (default: never)"
     )
     given = parser.parse_args(arguments)
-    options = ["--scale", "gpu", "--per-gpu", str(given.per_gpu), "--data", given.data, "--out", str(ROOT / "results")]
+    options = ["--scale", "gpu", "--data", given.data, "--out", str(ROOT / "results")]
     options += ["--settings", *given.settings] if given.settings else []
-    recorder = Recorder(options, time.monotonic() + given.seconds)
+    recorder = Recorder(options, time.monotonic() + given.seconds, given.per_gpu)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C
     try:
         return 0 if recorder.run(list(dict.fromkeys(given.tracks)), given.lanes) else 1

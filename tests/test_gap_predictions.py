@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,15 +16,16 @@ from ematrace.analysis.gap_predictions import build_predictions, worth_of
 from ematrace.experiments import gap_predictions
 from ematrace.experiments.gap_predictions import predictions
 from ematrace.experiments.gap_predictors import ABLATION, NOTHING, PredictorArm
-from ematrace.experiments.gap_task import build_arm, matched_width, score
+from ematrace.experiments.gap_task import build_arm, matched_width, score, training_text
 from ematrace.ledger import build_ledger, load_claims
 from ematrace.report.data import ReportData
 from ematrace.report.page import render_report
 from ematrace.report.predictions import context_rows, prediction_rows, worth_rows
-from ematrace.results import CellFile, Sample, Table
+from ematrace.results import CellFile, Row, Sample, Table
 from ematrace.traces import ema_traces
+from test_gap_gradients import context
 
-STATIC_DENSE = ABLATION[10]
+STATIC_DENSE = next(arm for arm in ABLATION if (arm.ffn, arm.predictor) == ("dense", "static"))
 
 
 def built(arm: PredictorArm) -> Any:
@@ -45,28 +48,29 @@ def test_the_design_is_the_plans() -> None:
         ("ema_error", "softmax", "trace_sequence"),
         ("ema", "nothing", "nothing"),
     }
-    assert {(p.factors["ffn"], p.factors["load_balance"]) for p in points} == {
-        ("topk_ste", 0.01), ("topk_masked", 0.0), ("dense", 0.0)
+    assert {(p.factors["ffn"], p.factors["load_balance"], p.factors["lr"]) for p in points} == {
+        ("topk_ste", 0.01, 0.016), ("topk_masked", 0.0, 0.016), ("dense", 0.0, 0.016)
     }  # fmt: skip
 
 
-def test_what_is_left_over_is_that_of_numpy() -> None:
-    """In the first block, whose input is the embedding."""
+@pytest.mark.parametrize("layer", [0, 1])
+def test_what_is_left_over_is_that_of_numpy(layer: int) -> None:
+    """Algorithm 1 reads the residual stream itself."""
     model, fitted, scored = built(STATIC_DENSE), windows(40, 1), windows(7, 2)
     rows = predictions(model, fitted, scored)
     assert [row.factors for row in rows] == [{}, {"layer": 0}, {"layer": 1}]
-    mixer = model.model.layers[0].mixer
+    mixer = model.model.layers[layer].mixer
 
     def seen(ids: np.ndarray) -> tuple[np.ndarray, ...]:
         with torch.no_grad():
-            x = model.model.embed_tokens(torch.from_numpy(ids[:, :-1])).double()
+            x = model.model(torch.from_numpy(ids[:, :-1]), output_hidden_states=True).hidden_states[layer].double()
         traces = ema_traces(x, mixer.alphas)[0].numpy()
         slow = traces[-1] / np.linalg.norm(traces[-1], axis=-1, keepdims=True)
         return tuple(u.reshape(-1, u.shape[-1]) for u in (x.numpy(), slow, np.concatenate(list(traces), -1)))
 
     (fit_x, *fit_read), (x, *read) = seen(fitted), seen(scored)
     W_pred = mixer.predictor.W_pred.weight.detach().double().numpy()
-    found = {name: metric.value for name, metric in rows[1].metrics.items()}
+    found = {name: metric.value for name, metric in rows[1 + layer].metrics.items()}
     x_hat = read[0] @ W_pred.T
     expected = {"unexplained": (x, x_hat)}
     for name, fit, held in zip(("possible", "possible_from_traces"), fit_read, read, strict=True):
@@ -104,13 +108,57 @@ def test_without_predictions_is_a_predictor_of_zeros() -> None:
     assert losses.metrics["nats"].value != pytest.approx(without, abs=1e-3)
 
 
-def test_the_mean_of_a_constant_prediction_costs_nothing() -> None:
-    model, scored = built(STATIC_DENSE), windows(7, 2)
+class Constant(torch.nn.Module):
+    def __init__(self, x_hat: torch.Tensor) -> None:
+        super().__init__()
+        self.x_hat = x_hat
+
+    def forward(self, x: torch.Tensor, *_: Any) -> tuple[torch.Tensor, None]:
+        return self.x_hat.expand_as(x), None
+
+
+def test_the_mean_is_that_of_the_windows_of_least_squares() -> None:
+    model, fitted, scored = built(STATIC_DENSE), windows(40, 1), windows(7, 2)
     for layer in model.model.layers:
-        layer.mixer.predictor.register_forward_hook(lambda _, inputs, output: (output[0] * 0 + 5.0, output[1]))
-    (losses, *_) = predictions(model, windows(40, 1), scored)
-    assert losses.metrics["nats_mean"].value == pytest.approx(losses.metrics["nats"].value, abs=1e-6)
-    assert losses.metrics["nats_without"].value != pytest.approx(losses.metrics["nats"].value, abs=1e-4)
+        layer.mixer.predictor.W_pred.weight.data.mul_(3000)
+    (losses, *_) = predictions(model, fitted, scored)
+    with torch.no_grad():
+        streams = model.model(torch.from_numpy(fitted[:, :-1]), output_hidden_states=True).hidden_states
+        for layer, x in zip(model.model.layers, streams, strict=False):
+            slow = ema_traces(x, layer.mixer.alphas)[0][-1]
+            x_hat, _ = layer.mixer.predictor(x, slow[None])
+            layer.mixer.predictor = Constant(x_hat.mean((0, 1)))
+    assert losses.metrics["nats_mean"].value == pytest.approx(score(model, scored)[0].mean(), abs=1e-5)
+    for other in ("nats", "nats_without"):
+        assert losses.metrics["nats_mean"].value != pytest.approx(losses.metrics[other].value, abs=1e-3)
+
+
+def test_least_squares_is_fitted_to_the_training_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And a trained model of either kind is measured, whole."""
+    asked: list[tuple[Any, np.ndarray]] = []
+    texts: list[tuple[str, int]] = []
+
+    def keep(model: Any, fitted: np.ndarray, scored: np.ndarray) -> list[Row]:
+        asked.append((model, fitted))
+        return predictions(model, fitted, scored)
+
+    def read(data: str, split: Any, tokenizer: str) -> Any:
+        text = training_text(data, split, tokenizer)
+        texts.append((split, text.n_windows(32)))
+        return text
+
+    monkeypatch.setattr(gap_predictions, "predictions", keep)
+    monkeypatch.setattr(gap_predictions, "training_text", read)
+    for arm, validation, n_rows in ((STATIC_DENSE, None, 3), (NOTHING[-1], str(context(tmp_path).data), 1)):
+        ctx = context(tmp_path)
+        ctx = replace(ctx, settings={**ctx.settings, "validation": validation})
+        rows = gap_predictions.measure(ctx, size="toy", lr=3e-3, **asdict(replace(arm, width="fixed")))
+        assert len(rows) == n_rows
+        model, fitted = asked.pop()
+        assert not model.training
+        split, available = texts.pop()
+        assert split == ("train" if validation is None else "all")
+        assert len(fitted) == min(256, available // 2 * 2) > 100
 
 
 def test_a_model_without_predictor_has_its_loss_alone() -> None:
@@ -123,9 +171,10 @@ def runs(
     unexplained: Sequence[Sequence[float]],
     predictor: tuple[str, str] = ("static", "traces_now"),
     nats: Sequence[float] | None = None,
-    in_context: float = 0.7,
+    in_context: float = 0.5,
+    **changes: Any,
 ) -> list[CellFile]:
-    """By seed and block of the model; .6 would be possible, and as much in the context."""
+    """By seed and block of the model; .6 would be possible, in the context .2."""
     files = []
     for seed, by_layer in enumerate(unexplained):
         loss = 3.0 + seed if nats is None else nats[seed]
@@ -134,12 +183,12 @@ def runs(
         for layer, left in enumerate(by_layer):
             shares = {"unexplained": left, "possible": 0.6 + 0.01 * layer, "possible_from_traces": 0.1}
             shares |= {"unexplained_late": 0.85, "possible_late": 0.65}
-            shares |= {"context_unexplained": in_context, "context_possible": 0.6}
+            shares |= {"context_unexplained": in_context, "context_possible": 0.2}
             shares |= {"context_size": 0.5, "context_cosine": 0.95}
             rows.append(make_row(shares, layer=layer))
         kind, reads = predictor
         factors = {"ffn": "dense", "predictor": kind, "reads": reads, "size": "small", "lr": 0.016}
-        files.append(make_file(*rows, experiment="gap_predictions", seed=seed, factors=factors))
+        files.append(make_file(*rows, experiment="gap_predictions", seed=seed, factors=factors, **changes))
     return files
 
 
@@ -160,6 +209,9 @@ def test_the_rule_for_predicting(unexplained: Sequence[Sequence[float]], expecte
     assert [sample.values for sample in found.shares["unexplained"]] == list(zip(*unexplained, strict=True))
     assert found.predicts == expected
     assert found.predicts_in_context == ("predicts" if len(unexplained) > 2 else "too few seeds")
+    larger = build_predictions(make_table(*runs(unexplained, in_context=0.7)), "dense", "static", "traces_now")
+    assert larger is not None
+    assert larger.predicts_in_context == ("does not predict" if len(unexplained) > 2 else "too few seeds")
 
 
 @pytest.mark.parametrize(
@@ -178,6 +230,32 @@ def test_the_rule_for_what_it_is_worth(values: Sequence[float], expected: str) -
     assert worth_of(Sample(tuple(values))) == expected
 
 
+def test_models_without_predictions_are_of_the_same_block_and_settings() -> None:
+    static = runs([(0.9, 0.9)] * 3)
+    nothing = ("nothing", "nothing")
+
+    def found(*files: CellFile) -> bool:
+        built = build_predictions(make_table(*static, *files), "dense", "static", "traces_now")
+        assert built is not None
+        return built.trained_without is not None
+
+    assert found(*runs([()] * 3, nothing))
+    assert not found(*[replace_factors(file, ffn="topk_ste") for file in runs([()] * 3, nothing)])
+    assert not found(*runs([()] * 3, nothing, settings={"tokens": 99}))
+    assert not found(*runs([()] * 3, nothing)[1:])
+
+
+def test_a_seed_that_lacks_a_block_leaves_nothing_to_say() -> None:
+    files = runs([(0.9, 0.9)] * 3)
+    files[1].cells.pop()
+    assert build_predictions(make_table(*files), "dense", "static", "traces_now") is None
+
+
+def replace_factors(file: CellFile, **changes: Any) -> CellFile:
+    file.factors.update(changes)
+    return file
+
+
 def data_of(table: Table) -> ReportData:
     claims = load_claims()
     return ReportData(table, claims, tuple(build_ledger(table, claims)))
@@ -193,16 +271,16 @@ def test_page_and_docs_have_the_tables() -> None:
     assert dict(zip(left[0], left[1][0], strict=True)) == {
         "block": "dense",
         "predictor": "static",
-        "of the input left over": ".90, 1.10",
+        "input left over": ".90, 1.10",
         "least squares, slow trace": ".60, .61",
         "least squares, all traces": ".10, .10",
-        "second half of the window, left over": ".85, .85",
-        "least squares, slow trace, there": ".65, .65",
+        "left over, second half": ".85, .85",
+        "least squares, second half": ".65, .65",
         "under the plan's rule": "does not predict",
         "seeds": "3",
     }
     assert in_context[1] == [
-        ["dense", "static", ".90, .90", ".60, .60", ".50, .50", ".95, .95", "does not predict"],
+        ["dense", "static", ".90, .90", ".20, .20", ".50, .50", ".95, .95", "does not predict"],
     ]
     assert worth[1] == [
         [

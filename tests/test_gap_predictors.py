@@ -117,6 +117,7 @@ def test_at_130m_parameters_it_is_the_papers_ablation(monkeypatch: pytest.Monkey
     experiment = gap_predictors.EXPERIMENT
     found = experiment.resolve_settings(largest[0], experiment.settings)
     assert (found["tokens"], found["warmup"], found["vocab_size"]) == (500 * 16 * 2048, 50, 50257)
+    assert found["windows"] == 128
     assert found["sequences"] * found["length"] == 64 * 512  # as at 2M parameters
     shorter = experiment.resolve_settings(largest[0], {**experiment.settings, "tokens": 65536})
     assert (shorter["tokens"], shorter["warmup"]) == (65536, 50)
@@ -244,6 +245,12 @@ def test_contributions_are_those_of_algorithm_1(arm: PredictorArm) -> None:
     found = {name: metric.value for name, metric in rows[0].metrics.items()}
     assert found["over_traces"] == pytest.approx(float(added.norm() / of_traces.norm()), rel=1e-4)
     assert found["unexplained"] == pytest.approx(float(((x - x_hat) ** 2).sum() / (x**2).sum()), rel=1e-4)
+    with torch.no_grad():
+        of_x, error = mixer.W_e(x), mixer.W_e(x - x_hat)
+    assert found["context_unexplained"] == pytest.approx(float((error**2).sum() / (of_x**2).sum()), rel=1e-4)
+    assert found["context_size"] == pytest.approx(float(added.norm() / of_x.norm()), rel=1e-4)
+    cosine = torch.nn.functional.cosine_similarity(error.flatten(), of_x.flatten(), dim=0)
+    assert found["context_cosine"] == pytest.approx(float(cosine), rel=1e-4)
     assert not any(module._forward_hooks for module in model.modules())
 
 

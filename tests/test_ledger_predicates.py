@@ -14,7 +14,7 @@ from scipy import stats
 
 from cells_support import accuracy, make_file, make_runs, make_table
 from ematrace.ledger import Check, Direction, PaperFigure, check_direction, check_figure, tolerance_band
-from ematrace.results import Metric, Row, Sample, Selector
+from ematrace.results import CellFile, Metric, Row, Sample, Selector
 
 parse = Selector.parse
 HIGH, LOW = Sample((0.90, 0.91, 0.92)), Sample((0.50, 0.52, 0.53))
@@ -98,6 +98,39 @@ class TestComparison:
         assert (check.holds, check.method) == (True, "paired")
         assert check.interval == pytest.approx(tuple(expected))
         assert check.difference == pytest.approx(0.04 / 3)  # of the pairs, not of all seeds
+
+    def test_two_shared_seeds_of_more_are_too_few_to_leave_the_others_out(self) -> None:
+        left, right = Sample((0.30, 0.50, 0.70, 0.90)), Sample((0.69, 0.885, 0.10, 0.20))
+        files = make_runs("one", left=left) + make_runs("one", [2, 3, 4, 5], right=right)
+        check = check_direction(Direction(parse("one/left"), ">", parse("one/right")), make_table(*files).select)
+        assert check.method == "welch"
+        assert check.difference == pytest.approx(left.mean - right.mean)
+
+    def test_pairs_without_variation_are_those_of_the_shared_seeds(self) -> None:
+        left, right = (0.25, 0.5, 0.75, 9.0), (0.0, 0.25, 0.5)
+        files = make_runs("one", left=Sample(left)) + make_runs("one", right=Sample(right))
+        check = check_direction(Direction(parse("one/left"), ">", parse("one/right")), make_table(*files).select)
+        assert (check.difference, check.method, check.holds) == (0.25, "point", True)
+
+    def test_a_ratio_is_compared_as_a_ratio(self) -> None:
+        above, below, other = (2.0, 4.0, 6.1), (1.0, 2.0, 3.0), (1.5, 1.6, 1.4)
+        runs = make_runs("one", above=Sample(above), below=Sample(below), other=Sample(other))
+        direction = Direction(parse("one/above"), ">", parse("one/other"), over=parse("one/below"))
+        check = check_direction(direction, make_table(*runs).select)
+        ratios = [a / b for a, b in zip(above, below, strict=True)]
+        assert check.interval == pytest.approx(tuple(stats.ttest_rel(ratios, other).confidence_interval(0.95)))
+        with pytest.raises(ValueError, match="no 'over'"):
+            Direction(parse("one/above"), ">", parse("one/other"), over=parse("one/below"), paired=True)
+
+    def test_repetitions_on_one_shared_seed_are_no_pairs(self) -> None:
+        def timed(seed: int, metric: str, seconds: float) -> CellFile:
+            repeated = Metric(seconds, unit="s", repetitions=(seconds - 0.1, seconds, seconds + 0.1))
+            return make_file(Row({}, {metric: repeated}), experiment="one", seed=seed)
+
+        files = [timed(seed, "left", 1.0 + 0.2 * seed) for seed in (0, 1, 2)]
+        files += [timed(seed, "right", 1.0 + 0.3 * seed) for seed in (2, 3, 4)]
+        check = check_direction(Direction(parse("one/left"), "<", parse("one/right")), make_table(*files).select)
+        assert check.method == "welch"
 
     def test_single_seeds_use_newcombe(self) -> None:
         # Newcombe (1998), Table II, contrast (a): 56/70 against 48/80, method 10 gives .0524 to .3339.

@@ -160,8 +160,20 @@ def test_a_group_is_refuted_as_a_whole(a: float, b: float, verdict: str, beyond:
     claim = make_claim(*(more(f"one/{name}", 0.0, "within", by=0.1, group="both") for name in samples))
     row = judge_one(claim, make_table(*make_runs("one", **samples)))
     assert row.verdict == verdict
-    why = f"{beyond} of 2 comparisons lie on the other side, but cannot refute it by themselves"
+    why = f"{beyond} of 2 comparisons do not hold, but cannot refute it by themselves"
     assert row.why == (why if beyond else None)
+
+
+def test_pairs_count_the_seeds_that_both_have() -> None:
+    """A claim that takes four is not judged on three pairs, though either side has five seeds or more."""
+    noise = (0.0, 0.01, 0.02, 0.03, 0.04)
+    files = make_runs("one", a=Sample(tuple(0.9 + x for x in noise)))
+    files += make_runs("one", [2, 3, 4, 5, 6], b=Sample(tuple(0.5 - x for x in noise)))
+    row = judge_one(make_claim(A_OVER_B, seeds=4), make_table(*files))
+    assert (row.n_seeds, row.verdict, row.why) == (3, "undecided", "3 seeds, and it takes 4")
+    assert judge_one(make_claim(A_OVER_B, seeds=3), make_table(*files)).verdict == "reproduced"
+    figure = PaperFigure(parse("one/a"), 0.41, "accuracy", minus=parse("one/b"))
+    assert judge_one(make_claim(figure=[figure]), make_table(*files)).n_seeds == 3
 
 
 def test_seeds_that_settings_were_chosen_on_are_no_evidence() -> None:

@@ -173,6 +173,17 @@ sys.exit(record_gap.main(["a", "b", "--data", "none"]))
             os.kill(int(file.name), 0)
 
 
+@pytest.mark.parametrize(("per_gpu", "processes"), [(4, "2"), (1, "1")])
+def test_a_stage_may_take_fewer_processes(per_gpu: int, processes: str) -> None:
+    command = Recorder(("--scale", "gpu"), 0.0, per_gpu).command(Stage("gap", ("seed=0",), processes=2))
+    assert command[command.index("--per-gpu") + 1] == processes
+    assert command.count("--per-gpu") == 1
+    assert command[-2:] == ["--only", "seed=0"]
+    usual = Recorder((), 0.0, per_gpu).command(Stage("gap"))
+    assert usual[usual.index("--per-gpu") + 1] == str(per_gpu)
+    assert {stage.processes for name in ("predictors-130m", "decoding") for stage in TRACKS[name]} == {1, 2}
+
+
 def test_options_reach_every_stage(monkeypatch: pytest.MonkeyPatch) -> None:
     """They are those of a request: `python -m ematrace.experiments` understands the whole command."""
     runs: list[tuple[Recorder, list[str], int]] = []

@@ -307,6 +307,13 @@ class TestTable:
         assert left.is_paired_with(right) is paired
         assert right.is_paired_with(left) is paired
 
+    def test_a_part_of_a_selection_has_these_seeds_alone(self) -> None:
+        found = make_table(*make_runs("one", [3, 4, 5], x=Sample((0.3, 0.4, 0.5)))).select("one/x")
+        assert found is not None
+        part = found.on({5, 3, 9})
+        assert (part.seeds, part.sample.values) == ((3, 5), (0.3, 0.5))
+        assert [stored.cell.seed for stored in part.cells] == [3, 5]
+
     def test_runs_of_different_machines_are_not_paired(self) -> None:
         left = make_table(run(0.1)).select("one/x")
         for other in (Table(store_cells([run(0.2)], local=True)), make_table(run(0.2, scale="gpu"))):

@@ -27,7 +27,10 @@ def read_by(data: ReportData, held: str, metric: str, lag: int) -> Iterator[Sele
 def best(data: ReportData, held: str, metric: str, lag: int) -> str:
     """The highest mean of these readers: what can be read is at least that."""
     found = [selection.sample.mean for selection in read_by(data, held, metric, lag)]
-    return number(max(found), decimals=3 if abs(max(found)) < TINY else None) if found else NOT_RECORDED
+    if not found:
+        return NOT_RECORDED
+    highest = max(found)
+    return number(highest, decimals=3 if abs(highest) < TINY else None)
 
 
 def baseline(data: ReportData, reader: str, lag: int) -> str:
@@ -39,7 +42,7 @@ def by_itself(data: ReportData, lag: int) -> str:
     where: Factors = {**SPEN, "representation": "slow", "number_format": "float32", "given": "nothing", "lag": lag}
     unigram = select(data.table, EXPERIMENT, "nats", {**SPEN, "reader": "unigram", "lag": lag})
     found = [select(data.table, EXPERIMENT, "nats", {**where, "reader": reader}) for reader in READERS]
-    nats = [one.sample.mean for one in found if one is not None]
+    nats = [one.sample.mean for one in found if one is not None and unigram is not None and one.seeds == unigram.seeds]
     return number(unigram.sample.mean - min(nats)) if unigram is not None and nats else NOT_RECORDED
 
 

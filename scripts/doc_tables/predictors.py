@@ -7,7 +7,7 @@ from statistics import median
 
 from doc_tables.blocks import NOT_RECORDED, difference, mean, seeds_of, select, table
 from ematrace.report.data import ReportData
-from ematrace.report.formatting import markdown_table, number
+from ematrace.report.formatting import markdown_table, number, plural
 from ematrace.report.predictions import BLOCKS, PREDICTORS
 from ematrace.report.sections.gap_controls import HELD_OUT
 from ematrace.report.switches import switch_tables
@@ -42,7 +42,7 @@ def of(predictor: tuple[str, str], ffn: str, width: str, size: str = "ablation")
 @table("gap-predictors", EXPERIMENT)
 def predictors(data: ReportData, _: str) -> str:
     """After the paper's 500 steps: nats of the static predictor, and how much more or less the others have."""
-    lines, used = _beside_static(data, {name: (*block, "ablation") for name, block in COLUMNS.items()})
+    lines, used = _against_static(data, {name: (*block, "ablation") for name, block in COLUMNS.items()})
     unigram = mean(data.table, EXPERIMENT, "unigram_nats", of(STATIC, "topk_ste", "matched"))
     return f"{lines}\n{seeds_of(used)} The unigram has {unigram} nats.\n"
 
@@ -50,9 +50,8 @@ def predictors(data: ReportData, _: str) -> str:
 @table("gap-predictors-later", EXPERIMENT)
 def predictors_later(data: ReportData, _: str) -> str:
     """The same after the whole budget, and at the paper's size; and a model that was trained without predictions."""
-    lines, used = _beside_static(data, LATER, {**PREDICTORS, NOTHING: "none, trained with x̂ = 0"})
-    seeds = sorted({len(selection.seeds) for selection in used if selection is not None})
-    return f"{lines}\n{' to '.join(map(str, dict.fromkeys((seeds[0], seeds[-1]))))} seeds.\n" if seeds else lines
+    lines, used = _against_static(data, LATER, {**PREDICTORS, NOTHING: "none, trained with x̂ = 0"})
+    return f"{lines}\n{seeds_of(used)}\n"
 
 
 @table("gap-left-over", EXPERIMENT)
@@ -65,7 +64,7 @@ def left_over(data: ReportData, _: str) -> str:
         **{f"500 steps, {n}": (*c, "ablation") for n, c in COLUMNS.items()},
     }.items():
         for predictor, label in PREDICTORS.items():
-            if predictor == STATIC and width == "fixed":  # which it has in any case
+            if predictor == STATIC and width == "fixed":  # the static predictor's d_ff is the same in both
                 continue
             where = {n: v for n, v in of(predictor, ffn, width, size).items() if n not in HELD_OUT}
             found = [_spread(data, where, metric) for metric in ("unexplained", "over_traces")]
@@ -86,7 +85,7 @@ def _spread(data: ReportData, where: Factors, metric: str) -> str:
     return f"{middle} ({low} to {high})"
 
 
-def _beside_static(
+def _against_static(
     data: ReportData,
     columns: Mapping[str, tuple[str, str, str]],
     predictors: Mapping[tuple[str, str], str] = PREDICTORS,
@@ -115,9 +114,10 @@ def _beside_static(
 
 def _fewer_seeds(one: Selection | None, static: Selection | None) -> str:
     """How many, where the other predictor has fewer than the static one."""
-    if one is None or static is None or set(static.seeds) <= set(one.seeds):
+    if one is None or static is None:
         return ""
-    return f", {len(set(static.seeds) & set(one.seeds))} seeds"
+    shared = set(static.seeds) & set(one.seeds)
+    return "" if len(shared) < 2 or shared == set(static.seeds) else f", {plural(len(shared), 'seed')}"
 
 
 @table("gap-switches", EXPERIMENT)

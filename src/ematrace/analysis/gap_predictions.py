@@ -23,8 +23,15 @@ Worth = Literal["something", "nothing", "harmful", "undecided", "too few seeds"]
 
 
 SHARES = (
-    *("unexplained", "possible", "possible_from_traces", "unexplained_late", "possible_late"),
-    *("context_unexplained", "context_possible", "context_size", "context_cosine"),
+    "unexplained",  # |x - x̂|² / |x|²: 1 for a prediction of 0
+    "possible",  # the same of least squares from the direction of the slow trace
+    "possible_from_traces",  # the same from all traces of the step
+    "unexplained_late",  # of the second half of each window
+    "possible_late",
+    "context_unexplained",  # |W_e x - W_e x̂|² / |W_e x|²
+    "context_possible",
+    "context_size",  # |W_e x̂| / |W_e x|
+    "context_cosine",  # between W_e x - W_e x̂ and W_e x
 )
 
 
@@ -33,10 +40,7 @@ class Predictions:
     """Of one predictor in one block of the design."""
 
     shares: Mapping[str, tuple[Sample, ...]]
-    """SHARES by block of the model. `unexplained` is |x - x̂|² / |x|², 1 for a prediction of 0, and `possible` the same
-    of least squares from the direction of the slow trace (`_from_traces`: from all traces of the step); `_late` is of
-    the second half of each window; `context_` of W_e x and W_e x̂, which have a ratio (`size`), and their difference
-    a cosine to W_e x."""
+    """SHARES, by block of the model."""
     worth: Sample
     """Nats of the trained model with every x̂ set to 0, minus its nats."""
     worth_of_input: Sample
@@ -95,7 +99,7 @@ def build_predictions(table: Table, ffn: str, predictor: str, reads: str) -> Pre
         {name: tuple(one.sample for one in of if one is not None) for name, of in by_layer.items()},
         worth=_difference(without, nats),
         worth_of_input=_difference(with_mean, nats),
-        trained_without=_difference(trained, nats) if trained is not None and trained.seeds == nats.seeds else None,
+        trained_without=_difference(trained, nats) if trained is not None and trained.is_paired_with(nats) else None,
         seeds=nats.seeds,
     )
 

@@ -9,7 +9,7 @@ it enters the context as W_e (x - x̂). Beside them are models that were trained
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -17,10 +17,17 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ematrace.experiments.base import Context, Experiment, Point, number
-from ematrace.experiments.gap_predictors import BLOCKS, NOTHING, PREDICTORS, PredictorArm, beside_input
+from ematrace.experiments.gap_predictors import (
+    BLOCKS,
+    NOTHING,
+    PREDICTORS,
+    PredictorArm,
+    left_over,
+    shares_in_context,
+)
 from ematrace.experiments.gap_straight_through import evenly
 from ematrace.experiments.gap_task import (
     SETTINGS,
@@ -31,6 +38,7 @@ from ematrace.experiments.gap_task import (
     train_arm,
     training_text,
 )
+from ematrace.experiments.hooks import Hook, hooked
 from ematrace.experiments.recall import Ids
 from ematrace.results import Row
 from ematrace.spen.mixer import SpenMixer
@@ -43,48 +51,44 @@ FITTED = 256  # windows that least squares is fitted to
 
 def grid(scale: str, seeds: int) -> Iterable[Point]:
     for seed in range(seeds):
-        for block in BLOCKS:
-            for arm in arms_in(block):
+        for block, without in zip(BLOCKS, NOTHING, strict=True):
+            for arm in (*_predictors_in(block), without):
                 yield Point({**asdict(arm), "size": "small", "lr": RATE}, seed)
 
 
-def arms_in(block: Arm) -> Iterator[PredictorArm]:
-    """All with d_ff as it is."""
-    wide = asdict(replace(block, width="fixed"))
+def _predictors_in(block: Arm) -> Iterator[PredictorArm]:
+    """Those that read traces, with d_ff as it is."""
     for predictor, reads in PREDICTORS:
         if reads != "inputs":
-            yield PredictorArm(**wide, predictor=predictor, reads=reads)
-    yield next(arm for arm in NOTHING if arm.ffn == block.ffn)
+            yield PredictorArm(**asdict(replace(block, width="fixed")), predictor=predictor, reads=reads)
 
 
 def measure(ctx: Context, *, size: str, lr: float, **arm: Any) -> list[Row]:
     with TemporaryDirectory(dir=ctx.scratch) as folder:
         trained = train_arm(ctx, PredictorArm(**arm), size, lr, Path(folder) / "run")
         model, _ = load_model(trained.summary.model)
-    model.eval()
-    text = training_text(str(ctx.data), "train", str(trained.tokenizer))
-    length = ctx.settings["length"]
+    model.to(torch.device(ctx.device)).eval()
+    validation, length = ctx.settings["validation"], ctx.settings["length"]
+    text = training_text(str(ctx.data), "train" if validation is None else "all", str(trained.tokenizer))
     starts = evenly(np.arange(text.n_windows(length)), FITTED)
     fitted = np.stack([text.window(int(i), length) for i in starts])
-    rows = predictions(model, fitted, text_to_score(ctx, ctx.settings["validation"], trained.tokenizer).windows)
+    rows = predictions(model, fitted, text_to_score(ctx, validation, trained.tokenizer).windows)
     ctx.progress(1.0)
     return rows
 
 
 def predictions(model: Any, fitted: Ids, scored: Ids) -> list[Row]:
     """By block, on windows [N, T+1]; and the loss as it is, with every x̂ set to 0, and set to its mean."""
-    fits, seen = read(model, fitted), read(model, scored)
+    of_fitted, of_scored = read(model, fitted), read(model, scored)
     losses = {"nats": float(score(model, scored)[0].mean())}
-    if seen:
-        for name, instead in {
-            "nats_without": [fit.x_hat * 0 for fit in fits],
-            "nats_mean": [f.x_hat for f in fits],
-        }.items():
-            with predicting(model, [x_hat.mean((0, 1)) for x_hat in instead]):
+    if of_fitted:
+        means = [block.x_hat.mean((0, 1)) for block in of_fitted]
+        for name, x_hats in {"nats_without": [torch.zeros_like(m) for m in means], "nats_mean": means}.items():
+            with predicting(model, x_hats):
                 losses[name] = float(score(model, scored)[0].mean())
     rows = [Row({}, {name: number(nats, unit="nats", better="low") for name, nats in losses.items()})]
-    for layer, (fit, held) in enumerate(zip(fits, seen, strict=True)):
-        rows.append(Row({"layer": layer}, {name: number(value) for name, value in compare(fit, held).items()}))
+    for layer, (fit, held) in enumerate(zip(of_fitted, of_scored, strict=True)):
+        rows.append(Row({"layer": layer}, {name: number(value) for name, value in shares(fit, held).items()}))
     return rows
 
 
@@ -106,18 +110,19 @@ class Seen:
         return replace(self, **{name: getattr(self, name)[:, half:] for name in ("x", "x_hat", "slow", "traces")})
 
 
-def compare(fit: Seen, held: Seen) -> dict[str, float]:
+def shares(fit: Seen, held: Seen) -> dict[str, float]:
     """What predictions leave of the input on `held`, beside least squares fitted on `fit`."""
+    fit_late, held_late = fit.late(), held.late()
     possible = held.slow @ least_squares(fit.slow, fit.x)
-    in_context = held.x @ held.W_e.T
+    W_e_x = held.x @ held.W_e.T
     return {
         "unexplained": left_over(held.x, held.x_hat),
         "possible": left_over(held.x, possible),
         "possible_from_traces": left_over(held.x, held.traces @ least_squares(fit.traces, fit.x)),
-        "unexplained_late": left_over(held.late().x, held.late().x_hat),
-        "possible_late": left_over(held.late().x, held.late().slow @ least_squares(fit.late().slow, fit.late().x)),
-        **beside_input(in_context, held.x_hat @ held.W_e.T),
-        "context_possible": left_over(in_context, possible @ held.W_e.T),
+        "unexplained_late": left_over(held_late.x, held_late.x_hat),
+        "possible_late": left_over(held_late.x, held_late.slow @ least_squares(fit_late.slow, fit_late.x)),
+        **shares_in_context(W_e_x, held.x_hat @ held.W_e.T),
+        "context_possible": left_over(W_e_x, possible @ held.W_e.T),
     }
 
 
@@ -127,49 +132,35 @@ def least_squares(read: Tensor, x: Tensor) -> Tensor:
     return solution
 
 
-def left_over(x: Tensor, x_hat: Tensor) -> float:
-    """|x - x̂|² / |x|²: 1 for a prediction of 0."""
-    return float((x - x_hat).square().sum() / x.square().sum())
-
-
 @torch.no_grad()
 def read(model: Any, windows: Ids) -> Sequence[Seen]:
-    """Of every block that has a predictor."""
+    """Of every block that has a predictor, in their order."""
     seen: list[Seen] = []
-    mixers = mixers_of(model)
 
-    def keep(_: Any, inputs: tuple[Tensor, Tensor], output: tuple[Tensor, Any]) -> None:
-        x, traces = inputs[:2]
-        beside = traces.permute(1, 2, 0, 3).flatten(-2)
-        W_e = mixers[len(seen)].W_e.weight
-        seen.append(Seen(*(u.double() for u in (x, output[0], unit(traces[-1]), beside, W_e))))
+    def keep(mixer: SpenMixer) -> Hook:
+        def hook(_: nn.Module, inputs: Any, output: Any) -> None:
+            x, traces = inputs[:2]
+            all_traces = traces.permute(1, 2, 0, 3).flatten(-2)
+            kept = (x, output[0], unit(traces[-1]), all_traces, mixer.W_e.weight)
+            seen.append(Seen(*(tensor.double() for tensor in kept)))
 
-    handles = [mixer.predictor.register_forward_hook(keep) for mixer in mixers]
-    try:
-        model(input_ids=torch.from_numpy(windows[:, :-1]), use_cache=False, logits_to_keep=1)
-    finally:
-        for handle in handles:
-            handle.remove()
+        return hook
+
+    with hooked((mixer.predictor, keep(mixer)) for mixer in mixers_of(model)):
+        model(input_ids=torch.from_numpy(windows[:, :-1]).to(model.device), use_cache=False, logits_to_keep=1)
     return seen
 
 
-@contextmanager
-def predicting(model: Any, x_hats: Sequence[Tensor]) -> Iterator[None]:
+def predicting(model: Any, x_hats: Sequence[Tensor]) -> AbstractContextManager[None]:
     """In each block the same x̂ [D], whatever it reads."""
 
-    def instead(x_hat: Tensor) -> Any:
-        def hook(_: Any, inputs: Any, output: tuple[Tensor, Any]) -> tuple[Tensor, Any]:
+    def instead(x_hat: Tensor) -> Hook:
+        def hook(_: nn.Module, inputs: Any, output: Any) -> tuple[Tensor, Any]:
             return x_hat.to(output[0].dtype).expand_as(output[0]), output[1]
 
         return hook
 
-    pairs = zip(mixers_of(model), x_hats, strict=True)
-    handles = [mixer.predictor.register_forward_hook(instead(x_hat)) for mixer, x_hat in pairs]
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
+    return hooked((mixer.predictor, instead(x_hat)) for mixer, x_hat in zip(mixers_of(model), x_hats, strict=True))
 
 
 def mixers_of(model: Any) -> list[SpenMixer]:

@@ -2,9 +2,10 @@
 
 Five predictors in Algorithm 1's block, with its straight-through top-k, with the true gradient and with a dense layer,
 after the paper's 500 steps and after the whole budget; the paper's three also after 500 steps of a model with 130M
-parameters. Attention over the inputs sees every past token and yet may not help: from there, switches lead to attention
-as a mixer. The query comes from the input instead of the slow trace, the values are normalised, the context reaches the
-residual stream directly; each alone and all together.
+parameters. Beside them are models without predictions, x̂ = 0, after the whole budget. Attention over the inputs sees
+every past token and yet may not help: from there, switches lead to attention as a mixer. The query comes from the input
+instead of the slow trace, the values are normalised, the context reaches the residual stream directly; each alone and
+all together.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from ematrace.experiments.gap_task import (
     measure_arm,
     seconds_of,
 )
+from ematrace.experiments.hooks import Hook, hooked
 from ematrace.mixers.ema import ALPHAS
 from ematrace.mixers.ema_attention import EmaAttentionMixer
 from ematrace.models.block import Block
@@ -175,7 +177,7 @@ def contributions(model: Any, text: ScoredText) -> list[Row]:
     """For each block, what the predictor (or attention) adds to the context against what the traces add.
 
     `over_traces` is the ratio of their root mean squares, |W_e x̂| / |W_h h|. `unexplained` is |x - x̂|² / |x|²: 1 for a
-    prediction of 0. `beside_input` adds the same as the context has it. A block without either has no row.
+    prediction of 0. `shares_in_context` adds the same as the context has it. A block without either has no row.
     """
     at_once = max(1, SCORED_AT_ONCE // text.windows.shape[1])
     ids = torch.from_numpy(text.windows[:at_once, :-1]).to(model.device)
@@ -185,22 +187,26 @@ def contributions(model: Any, text: ScoredText) -> list[Row]:
     for layer, parts in enumerate(found):
         if not parts:
             continue
-        metrics = {"over_traces": number(float(parts["added"].norm() / parts["traces"].norm()))}
+        metrics = {"over_traces": float(parts["added"].norm() / parts["traces"].norm())}
         if "x_hat" in parts:
-            unexplained = (parts["x"] - parts["x_hat"]).square().sum() / parts["x"].square().sum()
-            metrics["unexplained"] = number(float(unexplained))
-            metrics |= {name: number(value) for name, value in beside_input(parts["input"], parts["added"]).items()}
-        rows.append(Row({"layer": layer}, metrics))
+            metrics["unexplained"] = left_over(parts["x"], parts["x_hat"])
+            metrics |= shares_in_context(parts["W_e x"], parts["added"])
+        rows.append(Row({"layer": layer}, {name: number(value) for name, value in metrics.items()}))
     return rows
 
 
-def beside_input(of_x: Tensor, of_x_hat: Tensor) -> dict[str, float]:
-    """What a prediction is in the context, W_e x̂ beside W_e x: all that the block gets of either."""
-    of_error = of_x - of_x_hat
+def left_over(x: Tensor, x_hat: Tensor) -> float:
+    """|x - x̂|² / |x|²: 1 for a prediction of 0."""
+    return float((x - x_hat).square().sum() / x.square().sum())
+
+
+def shares_in_context(W_e_x: Tensor, W_e_x_hat: Tensor) -> dict[str, float]:
+    """Of a prediction as the context has it: all that the block gets of either is W_e x - W_e x̂."""
+    error = W_e_x - W_e_x_hat
     return {
-        "context_unexplained": float(of_error.square().sum() / of_x.square().sum()),
-        "context_size": float(of_x_hat.norm() / of_x.norm()),
-        "context_cosine": float((of_error * of_x).sum() / of_error.norm() / of_x.norm()),
+        "context_unexplained": left_over(W_e_x, W_e_x_hat),
+        "context_size": float(W_e_x_hat.norm() / W_e_x.norm()),
+        "context_cosine": float((error * W_e_x).sum() / error.norm() / W_e_x.norm()),
     }
 
 
@@ -209,34 +215,29 @@ def _recorded(model: Any) -> Iterator[list[dict[str, Tensor]]]:
     """What flows through the mixer of each block, while the context lasts."""
     mixers: list[Any] = [module.mixer for module in model.modules() if isinstance(module, Block)]
     found: list[dict[str, Tensor]] = [{} for _ in mixers]
-    handles = []
 
-    def keep(layer: int, name: str) -> Any:
-        def hook(module: Any, inputs: Any, output: Any) -> None:
-            found[layer][name] = (output[0] if isinstance(output, tuple) else output).float()
+    def keep(parts: dict[str, Tensor], name: str) -> Hook:
+        def hook(_: nn.Module, inputs: Any, output: Any) -> None:
+            parts[name] = (output[0] if isinstance(output, tuple) else output).float()
 
         return hook
 
-    def keep_prediction(layer: int, mixer: SpenMixer) -> Any:
-        def hook(module: Any, inputs: Any, output: Any) -> None:
+    def keep_prediction(parts: dict[str, Tensor], mixer: SpenMixer) -> Hook:
+        def hook(_: nn.Module, inputs: Any, output: Any) -> None:
             x, x_hat = inputs[0].float(), output[0].float()
-            of_x, of_x_hat = (F.linear(u, mixer.W_e.weight.float()) for u in (x, x_hat))
-            found[layer] |= {"x": x, "x_hat": x_hat, "input": of_x, "added": of_x_hat}
+            W_e_x, W_e_x_hat = (F.linear(u, mixer.W_e.weight.float()) for u in (x, x_hat))
+            parts.update({"x": x, "x_hat": x_hat, "W_e x": W_e_x, "added": W_e_x_hat})
 
         return hook
 
-    for layer, mixer in enumerate(mixers):
-        watched: dict[nn.Module, Any] = {}
+    hooks: list[tuple[nn.Module, Hook]] = []
+    for mixer, parts in zip(mixers, found, strict=True):
         if isinstance(mixer, EmaAttentionMixer):
-            watched = {mixer.ema: keep(layer, "traces"), mixer.attention: keep(layer, "added")}
+            hooks += [(mixer.ema, keep(parts, "traces")), (mixer.attention, keep(parts, "added"))]
         elif isinstance(mixer, SpenMixer):
-            watched = {mixer.W_h: keep(layer, "traces"), mixer.predictor: keep_prediction(layer, mixer)}
-        handles += [module.register_forward_hook(hook) for module, hook in watched.items()]
-    try:
+            hooks += [(mixer.W_h, keep(parts, "traces")), (mixer.predictor, keep_prediction(parts, mixer))]
+    with hooked(hooks):
         yield found
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 EXPERIMENT = Experiment(

@@ -63,8 +63,8 @@ class Direction:
     def __post_init__(self) -> None:
         if self.interval == "tokens" and (self.op not in COMPARISONS or self.paired or self.over is not None):
             raise ValueError("'interval' is over tokens only in a comparison that is not paired and has no 'over'")
-        if self.paired and not isinstance(self.right, Selector):
-            raise ValueError("'paired' needs a selector on the right")
+        if self.paired and (not isinstance(self.right, Selector) or self.over is not None):
+            raise ValueError("'paired' needs a selector on the right and no 'over'")
         if self.against is not None and self.op not in (">", "<", ">=", "<="):
             raise ValueError(f"'against' has no meaning with op '{self.op}'")
         if self.by and self.op not in COMPARISONS:

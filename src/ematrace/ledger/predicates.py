@@ -4,8 +4,9 @@ A direction predicate rests on the 95% interval of a difference, the best that t
 
 | left and right                                     | interval of the difference             | method     |
 |----------------------------------------------------|----------------------------------------|------------|
-| same experiment (or `paired`), two shared seeds    | Student on per-seed differences        | paired     |
-| two experiments or settings, or no shared seeds    | Welch                                  | welch      |
+| same experiment (or `paired`), the same seeds      | Student on per-seed differences        | paired     |
+| the same with other seeds as well, three shared    | the same, on the shared seeds          | paired     |
+| two experiments or settings, or fewer shared seeds | Welch                                  | welch      |
 | one value in each, or over tokens                  | Newcombe (see below)                   | newcombe   |
 | seeds on one side, tokens on the other             | variances of the means added, normal   | mixed      |
 | a ratio across experiments on one side             | the same, Student if all is over seeds | delta      |
@@ -50,6 +51,8 @@ from ematrace.results.sample import CONFIDENCE
 TINY = 1e-9
 ABSOLUTE_TOLERANCE = {"accuracy": 0.03, "cross_entropy": 0.05}
 PERPLEXITY_TOLERANCE = 0.10
+LEAST_SHARED = 3
+"""Seeds for which the others of two arms are left out."""
 
 Lookup = Callable[[Selector], Selection | None]
 
@@ -58,7 +61,8 @@ Lookup = Callable[[Selector], Selection | None]
 class Check:
     """One predicate, evaluated.
 
-    `right` is the other side's mean, the number, or the paper's figure; `difference` is left - right, no `by`.
+    `left` and `right` are the means of all seeds of either side; `right` may be the number, or the paper's figure.
+    `difference` is left - right, no `by`; of pairs, on the seeds that both sides have.
     `interval` is that of the difference in a comparison, that of left in a bound or a figure predicate.
     `holds` is None where a selector finds nothing (named in `missing`) or a ratio is undefined. `undecided`: it does
     not hold, but the interval does not exclude that it does.
@@ -167,7 +171,8 @@ def _from_moments(mean: float, parts: tuple[tuple[float | None, float], ...], me
 
 
 def _pairs(a: _Estimate, b: _Estimate, paired: bool = False) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
-    """Values that stand against each other: on the seeds that both have in one experiment, or repetitions on one seed.
+    """Values that stand against each other: of one experiment, on the seeds that both have; or repetitions on the only
+    seed.
 
     With `paired`, also seeds that two experiments share, if both say that they had the same data.
     """
@@ -175,13 +180,17 @@ def _pairs(a: _Estimate, b: _Estimate, paired: bool = False) -> tuple[tuple[floa
         return None
     if paired and a.selection.selector.experiment != b.selection.selector.experiment:
         return a.selection.paired_values(b.selection)
-    shared = set(a.selection.seeds) & set(b.selection.seeds)
-    if not shared:
+    if len(a.selection.seeds) == len(b.selection.seeds) == 1:
+        draws = a.sample.draws, b.sample.draws
+        return draws if a.selection.is_paired_with(b.selection) and len(draws[0]) == len(draws[1]) >= 2 else None
+    u = dict(zip(a.selection.seeds, a.sample.values, strict=True))
+    v = dict(zip(b.selection.seeds, b.sample.values, strict=True))
+    shared = [seed for seed in u if seed in v]
+    if len(shared) < (2 if u.keys() == v.keys() else LEAST_SHARED):
         return None
-    one, other = a.selection.on(shared), b.selection.on(shared)
-    if not one.is_paired_with(other) or not len(one.sample.draws) == len(other.sample.draws) >= 2:
+    if not a.selection.on(shared).is_paired_with(b.selection.on(shared)):
         return None
-    return one.sample.draws, other.sample.draws
+    return tuple(u[seed] for seed in shared), tuple(v[seed] for seed in shared)
 
 
 def _difference(a: _Estimate, b: _Estimate, paired: bool = False) -> _Measured:
@@ -218,7 +227,8 @@ def _ratio(a: _Estimate, b: _Estimate) -> _Estimate | None:
     if b.mean == 0.0 or (b.sample is not None and 0.0 in b.sample.draws):
         return None
     if (pairs := _pairs(a, b)) is not None:
-        return _estimate(Sample(tuple(p / q for p, q in zip(*pairs, strict=True))), a.selection)
+        ratios = Sample(tuple(p / q for p, q in zip(*pairs, strict=True)))
+        return _estimate(ratios, a.selection and b.selection and a.selection.on(b.selection.seeds))
     # var(a/b) = var(a)/b^2 + a^2 var(b)/b^4
     parts = (
         (None if a.variance is None else a.variance / b.mean**2, a.df),
@@ -314,7 +324,7 @@ def _compare(direction: Direction, left: _Estimate, other: Selection | float) ->
 
     def check(found: _Measured, interval: Interval | None, method: str, *outcome: Any) -> Check:
         holds, undecided, p_against = outcome
-        gap = found.mean if found.method == "paired" else left.mean - right  # of pairs: over the seeds that both have
+        gap = left.mean - right if found is left else found.mean  # of pairs: on the seeds that both have
         return Check(
             "direction", direction.text, left.mean, right, gap, interval, method, holds,
             undecided=undecided, p_against=p_against,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -211,13 +211,14 @@ def judge(claim: Claim, table: Table) -> Finding:
     conditions = tuple(check_direction(c.predicate, lookup) for c in claim.requires)
 
     found = {str(s): selection for s, selection in selected.items() if selection and selection.sample.known}
-    n_seeds = min((len(selection.seeds) for selection in found.values()), default=None)
+    seeds = [len(selection.seeds) for selection in found.values()]
+    n_seeds = min([*seeds, *_paired_seeds(claim, directions + figures, selected)], default=None)
     verdict, why = decide(claim, directions, figures, conditions, n_seeds)
     if verdict == OPEN and ambiguous:
         why = ambiguous[0]
-    spared = sum(after.undecided and not before.undecided for before, after in zip(alone, directions, strict=True))
-    if verdict == UNDECIDED and why is None and spared:
-        why = f"{spared} of {len(directions)} comparisons lie on the other side, but cannot refute it by themselves"
+    cannot = sum(after.undecided and not before.undecided for before, after in zip(alone, directions, strict=True))
+    if verdict == UNDECIDED and why is None and cannot:
+        why = f"{cannot} of {len(directions)} comparisons do not hold, but cannot refute it by themselves"
     scales = {selection.scale for selection in found.values()}
     return Finding(
         ours={text: selection.sample.mean for text, selection in found.items()},
@@ -231,6 +232,17 @@ def judge(claim: Claim, table: Table) -> Finding:
         why=why,
         checks=directions + figures,
     )
+
+
+def _paired_seeds(
+    claim: Claim, checks: Sequence[Check], selected: Mapping[Selector, Selection | None]
+) -> Iterator[int]:
+    """How many seeds each paired comparison rests on."""
+    sides = [(d.left, d.right) for d in claim.direction] + [(f.of, f.minus) for f in claim.figure]
+    for (left, right), check in zip(sides, checks, strict=True):
+        pair = [selected.get(side) for side in (left, right) if isinstance(side, Selector)]
+        if check.method == "paired" and len(pair) == 2:
+            yield len(set.intersection(*(set(selection.seeds) for selection in pair if selection is not None)))
 
 
 def _select(selectors: Sequence[Selector], table: Table) -> tuple[dict[Selector, Selection | None], tuple[str, ...]]:

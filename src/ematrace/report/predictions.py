@@ -24,11 +24,11 @@ Rows = tuple[list[str], list[list[str]]]
 def prediction_rows(data: ReportData) -> Rows | None:
     """What is left over of the input, by block of the model, first one first; None where nothing is recorded."""
     columns = {
-        "of the input left over": "unexplained",
+        "input left over": "unexplained",
         "least squares, slow trace": "possible",
         "least squares, all traces": "possible_from_traces",
-        "second half of the window, left over": "unexplained_late",
-        "least squares, slow trace, there": "possible_late",
+        "left over, second half": "unexplained_late",
+        "least squares, second half": "possible_late",
     }
     rows = [
         [*names, *(_by_layer(found, share) for share in columns.values()), found.predicts, str(len(found.seeds))]
@@ -40,7 +40,7 @@ def prediction_rows(data: ReportData) -> Rows | None:
 def context_rows(data: ReportData) -> Rows | None:
     """The same of W_e x, which is all that the block gets of the input here."""
     columns = {
-        "of W_e x left over": "context_unexplained",
+        "W_e x left over": "context_unexplained",
         "least squares, slow trace": "context_possible",
         "W_e x̂ over W_e x": "context_size",
         "cosine of the error to W_e x": "context_cosine",

@@ -17,7 +17,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ematrace.mixers._chunks import before, chunk_flops, chunks_of, recurrence
-from ematrace.mixers.base import check_choice
+from ematrace.mixers.base import accumulation_dtype, check_choice
+from ematrace.traces.operator import no_autocast
 
 Past = tuple[Tensor, ...] | None
 QUERIES = ("slow_trace", "input")
@@ -226,13 +227,14 @@ def decayed_linear_attention(
     """y_t = q_t S_t with S_{t+1} = gamma S_t + k_t v_t^T, and the last S: matmuls inside a chunk, S between chunks.
 
     q, k [B, T, K], v [B, T, V]; memory, the S to begin with, [B or N, K, V] in float32 (float64 stays). Where mask
-    [B, T] is False, k must be 0, and S does not decay.
+    [B, T] is False, k must be 0, and S does not decay. Without memory, padding comes before the first token: there is
+    nothing yet that could decay, and the mask is not read.
     """
-    exact, dtype = torch.float64 if v.dtype == torch.float64 else torch.float32, v.dtype
+    exact, dtype = accumulation_dtype(v), v.dtype
     chunks = chunks_of(q.shape[1], CHUNK, cu_seqlens)
-    if memory is None or mask is None:  # at first nothing is there that could decay
+    if memory is None or mask is None:
         mask = torch.ones_like(q[:1, :, 0])
-    with torch.autocast(q.device.type, enabled=False):
+    with no_autocast(q):
         q, k, v = (chunks.split(t.to(exact)) for t in (q, k, v))  # [B, K, C, ...]
         real = chunks.split(mask.to(exact))
         step, n_steps = real.cumsum(-1) - real, real.sum(-1)  # before each step of a chunk, and in all
