@@ -90,7 +90,7 @@ def test_what_is_left_over_is_that_of_numpy(layer: int) -> None:
     assert found["context_cosine"] == pytest.approx(cosine, rel=1e-4)
     size = np.linalg.norm(x_hat @ W_e.T) / np.linalg.norm(x @ W_e.T)
     assert found["context_size"] == pytest.approx(size, rel=1e-4)
-    assert {*found} == {*expected, "context_cosine", "context_size"}
+    assert {*found} == {*expected, "context_cosine", "context_size", "nats_skipped"}
     assert found["possible_from_traces"] < found["possible"] < 1
     assert not any(module._forward_hooks for module in model.modules())
 
@@ -149,7 +149,7 @@ def test_least_squares_is_fitted_to_the_training_text(tmp_path: Path, monkeypatc
 
     monkeypatch.setattr(gap_predictions, "predictions", keep)
     monkeypatch.setattr(gap_predictions, "training_text", read)
-    for arm, validation, n_rows in ((STATIC_DENSE, None, 3), (NOTHING[-1], str(context(tmp_path).data), 1)):
+    for arm, validation, n_rows in ((STATIC_DENSE, None, 3), (NOTHING[-1], str(context(tmp_path).data), 3)):
         ctx = context(tmp_path)
         ctx = replace(ctx, settings={**ctx.settings, "validation": validation})
         rows = gap_predictions.measure(ctx, size="toy", lr=3e-3, **asdict(replace(arm, width="fixed")))
@@ -161,10 +161,22 @@ def test_least_squares_is_fitted_to_the_training_text(tmp_path: Path, monkeypatc
         assert len(fitted) == min(256, available // 2 * 2) > 100
 
 
-def test_a_model_without_predictor_has_its_loss_alone() -> None:
+def test_a_model_without_predictor_has_losses_alone() -> None:
     rows = predictions(built(NOTHING[-1]), windows(4, 1), windows(4, 2))
-    assert [row.factors for row in rows] == [{}]
-    assert set(rows[0].metrics) == {"nats"}
+    assert [row.factors for row in rows] == [{}, {"layer": 0}, {"layer": 1}]
+    assert [set(row.metrics) for row in rows] == [{"nats"}, {"nats_skipped"}, {"nats_skipped"}]
+
+
+@pytest.mark.parametrize("layer", [0, 1])
+def test_a_block_is_skipped_as_if_its_units_gave_nothing(layer: int) -> None:
+    """Context enters the residual stream through them alone."""
+    model, scored = built(STATIC_DENSE), windows(7, 2)
+    model.model.layers[layer].ffn.W_down.weight.data.mul_(1000)  # so that it matters
+    rows = predictions(model, windows(4, 1), scored)
+    model.model.layers[layer].ffn.W_down.weight.data.zero_()
+    skipped = score(model, scored)[0].mean()
+    assert rows[1 + layer].metrics["nats_skipped"].value == pytest.approx(skipped, abs=1e-5)
+    assert rows[0].metrics["nats"].value != pytest.approx(skipped, abs=1e-3)
 
 
 def runs(
@@ -184,7 +196,7 @@ def runs(
             shares = {"unexplained": left, "possible": 0.6 + 0.01 * layer, "possible_from_traces": 0.1}
             shares |= {"unexplained_late": 0.85, "possible_late": 0.65}
             shares |= {"context_unexplained": in_context, "context_possible": 0.2}
-            shares |= {"context_size": 0.5, "context_cosine": 0.95}
+            shares |= {"context_size": 0.5, "context_cosine": 0.95, "nats_skipped": loss + 1.0 - layer}
             rows.append(make_row(shares, layer=layer))
         kind, reads = predictor
         factors = {"ffn": "dense", "predictor": kind, "reads": reads, "size": "small", "lr": 0.016}
@@ -280,7 +292,7 @@ def test_page_and_docs_have_the_tables() -> None:
         "seeds": "3",
     }
     assert in_context[1] == [
-        ["dense", "static", ".90, .90", ".20, .20", ".50, .50", ".95, .95", "does not predict"],
+        ["dense", "static", ".90, .90", ".20, .20", ".50, .50", ".95, .95", "does not predict", "1.00, .00"],
     ]
     assert worth[1] == [
         [

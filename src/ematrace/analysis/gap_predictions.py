@@ -41,6 +41,8 @@ class Predictions:
 
     shares: Mapping[str, tuple[Sample, ...]]
     """SHARES, by block of the model."""
+    blocks: tuple[Sample, ...]
+    """Nats with a block skipped, minus nats: what a prediction in it could be worth at most, by block of the model."""
     worth: Sample
     """Nats of the trained model with every x̂ set to 0, minus its nats."""
     worth_of_input: Sample
@@ -86,7 +88,8 @@ def build_predictions(table: Table, ffn: str, predictor: str, reads: str) -> Pre
     """None where a part of it is not recorded."""
     arm: dict[str, Factor] = {"ffn": ffn, "predictor": predictor, "reads": reads, "size": SIZE}
     layers = sorted(int(layer) for layer in table.values_of(EXPERIMENT, "layer", **arm))
-    by_layer = {name: [_find(table, name, {**arm, "layer": layer}) for layer in layers] for name in SHARES}
+    names = (*SHARES, "nats_skipped")
+    by_layer = {name: [_find(table, name, {**arm, "layer": layer}) for layer in layers] for name in names}
     nats, without, with_mean = (_find(table, name, arm) for name in ("nats", "nats_without", "nats_mean"))
     found = [nats, without, with_mean, *(one for of in by_layer.values() for one in of)]
     known = [one for one in found if one is not None]
@@ -96,7 +99,8 @@ def build_predictions(table: Table, ffn: str, predictor: str, reads: str) -> Pre
         return None
     trained = _find(table, "nats", {"ffn": ffn, "predictor": NOTHING, "size": SIZE})
     return Predictions(
-        {name: tuple(one.sample for one in of if one is not None) for name, of in by_layer.items()},
+        {name: tuple(one.sample for one in by_layer[name] if one is not None) for name in SHARES},
+        blocks=tuple(_difference(one, nats) for one in by_layer["nats_skipped"] if one is not None),
         worth=_difference(without, nats),
         worth_of_input=_difference(with_mean, nats),
         trained_without=_difference(trained, nats) if trained is not None and trained.is_paired_with(nats) else None,

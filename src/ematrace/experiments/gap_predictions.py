@@ -40,6 +40,7 @@ from ematrace.experiments.gap_task import (
 )
 from ematrace.experiments.hooks import Hook, hooked
 from ematrace.experiments.recall import Ids
+from ematrace.models.block import Block
 from ematrace.results import Row
 from ematrace.spen.mixer import SpenMixer
 from ematrace.spen.predictors import unit
@@ -78,7 +79,8 @@ def measure(ctx: Context, *, size: str, lr: float, **arm: Any) -> list[Row]:
 
 
 def predictions(model: Any, fitted: Ids, scored: Ids) -> list[Row]:
-    """By block, on windows [N, T+1]; and the loss as it is, with every x̂ set to 0, and set to its mean."""
+    """By block, on windows [N, T+1], also the loss without it; and the loss as it is, with every x̂ set to 0, and set
+    to its mean."""
     of_fitted, of_scored = read(model, fitted), read(model, scored)
     losses = {"nats": float(score(model, scored)[0].mean())}
     if of_fitted:
@@ -87,9 +89,18 @@ def predictions(model: Any, fitted: Ids, scored: Ids) -> list[Row]:
             with predicting(model, x_hats):
                 losses[name] = float(score(model, scored)[0].mean())
     rows = [Row({}, {name: number(nats, unit="nats", better="low") for name, nats in losses.items()})]
-    for layer, (fit, held) in enumerate(zip(of_fitted, of_scored, strict=True)):
-        rows.append(Row({"layer": layer}, {name: number(value) for name, value in shares(fit, held).items()}))
+    for layer, block in enumerate(module for module in model.modules() if isinstance(module, Block)):
+        with hooked([(block, skip)]):
+            skipped = float(score(model, scored)[0].mean())
+        found = shares(of_fitted[layer], of_scored[layer]) if of_fitted else {}
+        metrics = {"nats_skipped": number(skipped, unit="nats", better="low")}
+        rows.append(Row({"layer": layer}, metrics | {name: number(value) for name, value in found.items()}))
     return rows
+
+
+def skip(_: nn.Module, inputs: Any, output: Any) -> Any:
+    """x' = x."""
+    return inputs[0], *output[1:]
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from ematrace.analysis.gap_predictions import Predictions, build_predictions, worth_of
 from ematrace.report.data import ReportData
@@ -46,10 +46,11 @@ def context_rows(data: ReportData) -> Rows | None:
         "cosine of the error to W_e x": "context_cosine",
     }
     rows = [
-        [*names, *(_by_layer(found, share) for share in columns.values()), found.predicts_in_context]
-        for names, found in _recorded(data)
+        [*names, *(_by_layer(f, share) for share in columns.values()), f.predicts_in_context, _means(f.blocks)]
+        for names, f in _recorded(data)
     ]
-    return (["block", "predictor", *columns, "under the plan's rule"], rows) if rows else None
+    heads = ["block", "predictor", *columns, "under the plan's rule", "nats lost without the block"]
+    return (heads, rows) if rows else None
 
 
 def worth_rows(data: ReportData) -> Rows | None:
@@ -74,7 +75,11 @@ def _recorded(data: ReportData) -> Iterator[tuple[tuple[str, str], Predictions]]
 
 
 def _by_layer(found: Predictions, share: str) -> str:
-    return ", ".join(number(sample.mean, 2) for sample in found.shares[share])
+    return _means(found.shares[share])
+
+
+def _means(samples: Sequence[Sample]) -> str:
+    return ", ".join(number(sample.mean, 2) for sample in samples)
 
 
 def _judged(nats: Sample | None) -> tuple[str, str]:
