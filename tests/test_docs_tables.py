@@ -342,6 +342,50 @@ def test_predictors_stand_against_the_static_one() -> None:
     assert "2 seeds. The unigram has 7.00 nats." in text
 
 
+def predictor_run(seed: int, predictor: str, reads: str, *rows: Row, width: str = "fixed") -> CellFile:
+    context = "ema" if predictor == "nothing" else "ema_error"
+    arm = {"context": context, "ffn": "dense", "residual": "ffn", "width": width, "predictor": predictor}
+    arm |= {"reads": reads, "query": "slow_trace", "values": "as_read", "size": "2m"}
+    return make_file(*rows, experiment="gap_predictors", seed=seed, settings={"tokens": 1}, factors=arm)
+
+
+def test_predictors_are_compared_on_the_seeds_that_the_static_one_has_as_well() -> None:
+    """The static one at matched width, which is its own; models without predictions have another context."""
+    nats = {
+        ("static", "traces_now"): {0: 4.0, 1: 4.1, 2: 4.2},
+        ("softmax", "traces_now"): {0: 4.0},
+        ("softmax", "trace_sequence"): {1: 4.05, 2: 4.1, 7: 9.0},  # .05 and .1 less
+        ("nothing", "nothing"): {0: 4.1, 1: 4.2, 2: 4.4},  # .1, .1 and .2 more
+    }
+    files = [
+        predictor_run(
+            seed, *pair, make_row({"nats": value}, text="validation", slice="all"),
+            width="matched" if pair[0] == "static" else "fixed",
+        )
+        for pair, of_pair in nats.items()
+        for seed, value in of_pair.items()
+    ]  # fmt: skip
+    text = write("gap-predictors-later", made(*files))
+    assert row(text, "static")[0] == "4.10"
+    assert row(text, "softmax, traces now")[0] == "not recorded yet"  # on one seed
+    assert row(text, "softmax, trace sequence")[0] == "−.075 [−.393, +.243], 2 seeds"  # 12.706 * .0354 / 2**.5
+    assert row(text, "none, trained with x̂ = 0")[:2] == ["+.133 [−.010, +.277]", "–"]  # 4.303 * .0577 / 3**.5
+
+
+def test_what_predictions_leave_over_is_shown_over_blocks_and_seeds() -> None:
+    left = {0: (0.5, 1.5), 1: (0.7, 2000.0)}
+    files = [
+        predictor_run(
+            seed, "softmax", "traces_now",
+            *(make_row({"unexplained": x, "over_traces": 0.25}, layer=i) for i, x in enumerate(by_layer)),
+        )
+        for seed, by_layer in left.items()
+    ]  # fmt: skip
+    assert row(write("gap-left-over", made(*files)), "2M, dense, d_ff as it is") == [
+        "softmax, traces now", "1.10 (.50 to over 1,000)", ".25 (.25 to .25)"
+    ]  # fmt: skip
+
+
 def test_two_implementations_are_compared_seed_by_seed() -> None:
     """.01 and .03 apart; the third seed of the second has no partner."""
     first = [run(EMA, seed, 3.8, 3.8) for seed in range(2)]
@@ -390,7 +434,9 @@ def test_decoded_tokens_are_those_of_the_best_reader() -> None:
         make_row({"accuracy": 0.25, "gain_nats": 1.5}, **slow, lag=1),
         make_row({"accuracy": 0.9, "gain_nats": 3.0}, **{**slow, "number_format": "bfloat16"}, lag=1),
         make_row({"accuracy": 0.1, "gain_nats": 2.5}, **{**slow, "reader": "linear"}, lag=1),
-        make_row({"accuracy": 0.3, "gain_nats": 0.5}, **{**slow, "given": "nothing"}, lag=1),
+        make_row({"accuracy": 0.3, "gain_nats": 0.5, "nats": 5.0}, **{**slow, "given": "nothing"}, lag=1),
+        make_row({"nats": 5.5}, **{**slow, "given": "nothing", "reader": "linear"}, lag=1),
+        make_row({"nats": 7.0, "accuracy": 0.01}, reader="unigram", lag=1),
         make_row(
             {"accuracy": 1.0, "gain_nats": 6}, **{**slow, "given": "nothing", "representation": "sequence"}, lag=1
         ),
@@ -400,6 +446,7 @@ def test_decoded_tokens_are_those_of_the_best_reader() -> None:
     assert row(text, "*the window's other tokens as counts*")[:2] == [".050", "not recorded yet"]
     assert row(text, "slow trace, one vector")[0] == ".300 / 2.50"
     assert row(text, "slow traces, sequence")[0] == "1.000 / 6.00"
+    assert row(text, "slow trace by itself, nats over the unigram")[0] == "2.00"  # the better reader
     assert "2 seeds." in text
     assert "in .300, not recorded yet and not recorded yet from the slow one" in write("gap-tokens", data)
 

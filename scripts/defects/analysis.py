@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 from defects.planting import constant, defect, with_result, wrap
@@ -109,3 +110,34 @@ def every_direction_holds_under_every_choice(choices: Any) -> None:
 def seeds_are_paired_in_reverse(select: Any) -> None:
     """Differences are between one seed of a system and another seed of the other."""
     with_result(select.Selection, "paired_values", lambda pairs: None if pairs is None else (pairs[0], pairs[1][::-1]))
+
+
+@defect("analysis.gap_predictions", "test_gap_predictions.py", "worth")
+def worth_by_the_mean(predictions: Any) -> None:
+    """What is lost without predictions counts as nothing if its mean is within the margin."""
+
+    def of_mean(original: Any) -> Any:
+        return lambda nats: "nothing" if abs(nats.mean) <= predictions.MARGIN else original(nats)
+
+    wrap(predictions, "worth_of", of_mean)
+
+
+@defect("experiments.gap_predictions", "test_gap_predictions.py", "numpy")
+def least_squares_of_what_it_is_scored_on(predictions: Any) -> None:
+    """What is possible is fitted to the windows that it is scored on."""
+    wrap(predictions, "shares", lambda original: lambda fit, held: original(held, held))
+
+
+@defect("experiments.hooks", "test_gap_predictions.py", "numpy")
+def hooks_stay(hooks: Any) -> None:
+    """What is hooked remains so."""
+
+    def kept(original: Any) -> Any:
+        def hooked(pairs: Any) -> Any:
+            for module, hook in pairs:
+                module.register_forward_hook(hook)
+            return nullcontext()
+
+        return hooked
+
+    wrap(hooks, "hooked", kept)

@@ -58,3 +58,15 @@ def what_is_needed_also_refutes(verdicts: Any) -> None:
         return lambda directions, checks: original([replace(d, refutes=True) for d in directions], checks)
 
     wrap(verdicts, "refuted_together", refuting)
+
+
+@defect("ledger.verdicts", "test_ledger_verdicts.py", "pairs_count")
+def seeds_of_pairs_are_not_counted(verdicts: Any) -> None:
+    """A claim has as many seeds as its arms, however few of them both have."""
+    wrap(verdicts, "_paired_seeds", lambda original: lambda *given: ())
+
+
+@defect("ledger.predicates", "test_ledger_predicates.py", "shared")
+def two_shared_seeds_are_enough(predicates: Any) -> None:
+    """Arms are paired on any two seeds that both have, and the others are left out."""
+    constant(predicates, "LEAST_SHARED", lambda least: 2)
