@@ -1,4 +1,4 @@
-"""The GPU runs behind docs/gap.md: tracks of stages, several tracks at a time on one GPU.
+"""The GPU runs behind docs/gap-runs.md: tracks of stages, several tracks at a time on one GPU.
 
 python scripts/record_gap.py units 30m --data "train-*.jsonl.xz" --settings validation=validation.jsonl.xz \\
     texts.wikitext2=wiki.valid.raw.xz texts.c4=c4_sample.jsonl.xz --lanes 2 --per-gpu 4 --seconds 1500

@@ -31,6 +31,7 @@ from ematrace.report.gap_findings import (
     recall_finding,
     share_rows,
     split_rows,
+    verdict_on_traces,
 )
 from ematrace.report.gap_terminal import chain_view
 from ematrace.report.page import render_report
@@ -230,11 +231,11 @@ class TestFinding:
 
 class TestMarkdown:
     def test_findings_are_those_of_the_cells(self, data: ReportData) -> None:
-        distance, picture, orders, other = findings(data).split("\n\n")
+        distance, picture = findings(data).split("\n\n")
         start, end = (0.8 * nats_of(arm) + 0.2 * recall_of(arm) for arm in (CHAIN[0], CHAIN[-1]))
         assert f": {math.exp(start - end):.1f}, " in distance
         assert "Only 3 seeds, where the plan has 5." in distance
-        alt = re.fullmatch(r"!\[Nats that each change saves: (.*)\]\(docs/gap-chain\.svg\)", picture)
+        alt = re.fullmatch(r"!\[Nats that each change saves: (.*)\]\(docs/gap-chain\.svg\)\n", picture)
         assert alt is not None
         steps = [step.rpartition(" ") for step in alt[1].split("; ")]
         assert [name for name, _, _ in steps] == [step_name(*ends) for ends in pairwise(STEP_ENDS)]
@@ -246,9 +247,11 @@ class TestMarkdown:
         assert said is not None
         assert float(said[1]) == pytest.approx(100 * ratio / math.fsum(nats.values()), abs=0.3)
         assert "nats behind attention with rope" in recall_finding(data)
-        assert orders.startswith("The order of the changes matters.")
+
+    def test_verdict_on_the_traces_has_all_orders_and_both_gradients(self, data: ReportData) -> None:
+        orders, other = verdict_on_traces(data).split("\n\n")
         three = r"22\.\d% \([^)]*\), 22\.\d% \([^)]*\) and 22\.\d% \([^)]*\)"
-        assert re.search(f"traces are {three} of the distance on average, {three} as the first change", orders)
+        assert re.search(f"Traces are {three} of the distance on average, {three} as the first change", orders)
         assert re.search(f"and {three} as the last ", orders)
         assert "this counts against the claim that the whole gap is the traces:" in orders
         in_all = re.search(r"and traces are (\d+)%, .* of it: against that claim", other)
@@ -340,7 +343,7 @@ class TestMarkdown:
     def test_nothing_of_toys_and_nothing_of_nothing(self, tmp_path: Path) -> None:
         for name, made in {"toy": files((*CHAIN, ATTENTION), size="toy"), "none": []}.items():
             data = data_of(tmp_path / name, *made)
-            assert findings(data) == recall_finding(data) == f"{NOT_RECORDED}\n"
+            assert findings(data) == recall_finding(data) == verdict_on_traces(data) == f"{NOT_RECORDED}\n"
             assert details(data) == f"- {NOT_RECORDED}\n"
             assert chain_rows(data) is split_rows(data) is None
             assert place_rows(data) is None

@@ -396,7 +396,7 @@ def test_tokens_are_decoded_from_a_trained_model(tmp_path: Path, monkeypatch: py
     for kind in ("linear", "mlp"):  # starting from what the topic says, little can be lost
         assert (by["slow", kind, "float32", "topic", 4].metrics["gain_nats"].value or 0) > -0.05
     selectors = [s for claim in load_claims() for s in claim.selectors if s.experiment == "trace_decoding"]
-    assert {s.metric for s in selectors} == {"accuracy", "decay_r2", "decay_shape", "decay_lags"}
+    assert {s.metric for s in selectors} == {"accuracy", "nats", "decay_r2", "decay_shape", "decay_lags"}
     for selector in selectors:  # what the ledger looks for, at a lag that a toy has
         of_row = {n: 4 if n == "lag" else v for n, v in selector.where.items() if n not in factors}
         found_rows = [r for r in rows if selector.metric in r.metrics and of_row.items() <= r.factors.items()]

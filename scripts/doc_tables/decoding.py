@@ -1,4 +1,4 @@
-"""docs/gap.md: which token stood k steps back, read from what a trained model holds."""
+"""docs/gap-content.md: which token stood k steps back, read from what a trained model holds."""
 
 from __future__ import annotations
 

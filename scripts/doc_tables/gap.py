@@ -17,6 +17,7 @@ from ematrace.report.gap_findings import (
     second_step_rows,
     share_rows,
     split_rows,
+    verdict_on_traces,
 )
 from ematrace.report.gradient_cost import gradient_rows, gradient_share_rows, start_rows, verdict_lines
 from ematrace.report.gradient_halves import halves_rows
@@ -27,6 +28,11 @@ from ematrace.report.predictions import context_rows, prediction_rows, worth_row
 @table("gap-findings")
 def gap_findings(data: ReportData, block: str) -> str:
     return findings(data)
+
+
+@table("gap-verdict")
+def gap_verdict(data: ReportData, block: str) -> str:
+    return verdict_on_traces(data)
 
 
 @table("gap-recall", "gap")

@@ -1,4 +1,4 @@
-"""docs/gap.md and docs/training.md: the decisive arms at 130M parameters."""
+"""docs/gap-gradient.md and docs/training.md: the decisive arms at 130M parameters."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""docs/gap.md: predictors in SPEN's block."""
+"""docs/gap-predictors.md: predictors in SPEN's block."""
 
 from __future__ import annotations
 

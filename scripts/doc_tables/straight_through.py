@@ -1,4 +1,4 @@
-"""docs/gap.md: the straight-through gradient beside the true one, during training and by part of the model."""
+"""docs/gap-gradient.md: the straight-through gradient beside the true one, during training and by part of the model."""
 
 from __future__ import annotations
 

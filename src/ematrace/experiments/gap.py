@@ -14,7 +14,7 @@ from typing import Any
 from ematrace.experiments.base import Context, Experiment, Point
 from ematrace.experiments.chosen_rates import chosen_rate
 from ematrace.experiments.gap_rates import ARMS, CHAIN, RATES
-from ematrace.experiments.gap_task import SETTINGS, Arm, budget_of, measure_arm, seconds_of
+from ematrace.experiments.gap_task import ARM_FIELDS, Arm, measure_arm
 from ematrace.results import Row
 
 SEEDS = 5
@@ -47,11 +47,6 @@ EXPERIMENT = Experiment(
     "From SPEN to a transformer, one change at a time",
     grid=grid,
     measure=measure,
-    needs="any",
-    data="builtin",
     seeds=SEEDS,
-    settings=SETTINGS,
-    derived=budget_of,
-    seconds=6,
-    seconds_of=seconds_of,
+    **ARM_FIELDS,
 )

@@ -15,7 +15,7 @@ from ematrace.analysis.gap_design import kept_units
 from ematrace.experiments.base import Context, Experiment, Point
 from ematrace.experiments.gap_rates import RATES
 from ematrace.experiments.gap_sizes import MASKED, rate_at
-from ematrace.experiments.gap_task import SETTINGS, SPEN, budget_of, measure_arm, seconds_of
+from ematrace.experiments.gap_task import ARM_FIELDS, SPEN, measure_arm
 from ematrace.experiments.gap_units import UNITS, WideArm
 from ematrace.results import Row
 
@@ -53,11 +53,6 @@ EXPERIMENT = Experiment(
     "Both gradients of the top-k: many units with few kept, and few with many kept",
     grid=grid,
     measure=measure,
-    needs="any",
-    data="builtin",
-    settings=SETTINGS,
-    derived=budget_of,
     seeds=3,
-    seconds=6,
-    seconds_of=seconds_of,
+    **ARM_FIELDS,
 )

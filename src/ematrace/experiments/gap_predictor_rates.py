@@ -13,7 +13,7 @@ from ematrace.experiments.base import Context, Experiment, Point
 from ematrace.experiments.chosen_rates import sweep_points
 from ematrace.experiments.gap_predictors import ABLATION, INSIDE, SWEPT, PredictorArm
 from ematrace.experiments.gap_rates import RATES, SEED
-from ematrace.experiments.gap_task import SETTINGS, budget_of, measure_rate, seconds_of
+from ematrace.experiments.gap_task import ARM_FIELDS, measure_rate
 from ematrace.results import Row
 
 NAME = "gap_predictor_rates"
@@ -43,10 +43,5 @@ EXPERIMENT = Experiment(
     "Learning rates for the predictors in SPEN's block",
     grid=grid,
     measure=measure,
-    needs="any",
-    data="builtin",
-    settings=SETTINGS,
-    derived=budget_of,
-    seconds=6,
-    seconds_of=seconds_of,
+    **ARM_FIELDS,
 )

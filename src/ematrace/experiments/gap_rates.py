@@ -10,7 +10,7 @@ from ematrace.analysis import gap_design
 from ematrace.analysis.rates import SWEEP_SEED
 from ematrace.experiments.base import Context, Experiment, Point
 from ematrace.experiments.chosen_rates import sweep_points
-from ematrace.experiments.gap_task import SETTINGS, SPEN, Arm, budget_of, measure_rate, seconds_of
+from ematrace.experiments.gap_task import ARM_FIELDS, SPEN, Arm, measure_rate
 from ematrace.results import Row
 
 NAME, SEED = "gap_rates", SWEEP_SEED
@@ -56,10 +56,5 @@ EXPERIMENT = Experiment(
     "Learning rates for the arms of the gap",
     grid=grid,
     measure=measure,
-    needs="any",
-    data="builtin",
-    settings=SETTINGS,
-    derived=budget_of,
-    seconds=6,
-    seconds_of=seconds_of,
+    **ARM_FIELDS,
 )

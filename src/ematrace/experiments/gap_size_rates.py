@@ -14,7 +14,7 @@ from ematrace.experiments.base import Context, Experiment, Point
 from ematrace.experiments.chosen_rates import sweep_points
 from ematrace.experiments.gap_rates import RATES, SEED
 from ematrace.experiments.gap_sizes import AT_SIZE, DECISIVE, scaled_rate
-from ematrace.experiments.gap_task import SETTINGS, SPEN, Arm, budget_of, measure_rate, seconds_of
+from ematrace.experiments.gap_task import ARM_FIELDS, SPEN, Arm, measure_rate
 from ematrace.results import Row
 
 NAME = "gap_size_rates"
@@ -41,10 +41,5 @@ EXPERIMENT = Experiment(
     "Learning rates for the gap's decisive arms in larger models",
     grid=grid,
     measure=measure,
-    needs="any",
-    data="builtin",
-    settings=SETTINGS,
-    derived=budget_of,
-    seconds=6,
-    seconds_of=seconds_of,
+    **ARM_FIELDS,
 )

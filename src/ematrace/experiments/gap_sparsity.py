@@ -14,7 +14,7 @@ from ematrace.analysis.gap_design import KEPT, kept_units
 from ematrace.experiments.base import Context, Experiment, Point
 from ematrace.experiments.chosen_rates import chosen_rate
 from ematrace.experiments.gap_rates import RATES, UNBALANCED
-from ematrace.experiments.gap_task import SETTINGS, SPEN, Arm, budget_of, measure_arm, seconds_of
+from ematrace.experiments.gap_task import ARM_FIELDS, SPEN, Arm, measure_arm
 from ematrace.results import Row
 
 SHARES = (0.03, KEPT, 0.12, 0.25, 0.5, 1.0)
@@ -69,11 +69,6 @@ EXPERIMENT = Experiment(
     "How many units to keep, and how evenly to use them",
     grid=grid,
     measure=measure,
-    needs="any",
-    data="builtin",
-    settings=SETTINGS,
-    derived=budget_of,
     seeds=3,
-    seconds=6,
-    seconds_of=seconds_of,
+    **ARM_FIELDS,
 )

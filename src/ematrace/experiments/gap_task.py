@@ -143,6 +143,17 @@ def seconds_of(point: Point, settings: Mapping[str, Any], device: Device, sharin
     return SECONDS_BESIDE[device] + larger * sharing * tokens / TOKENS_PER_SECOND[device][size]
 
 
+ARM_FIELDS: Mapping[str, Any] = {
+    "needs": "any",
+    "data": "builtin",
+    "settings": SETTINGS,
+    "derived": budget_of,
+    "seconds": 6,
+    "seconds_of": seconds_of,
+}
+"""Of an `Experiment` that trains arms and scores them."""
+
+
 def _weights(of: Mapping[str, int], units: int, vocabulary: int) -> int:
     """About; operations go with them."""
     width = of["d_model"]

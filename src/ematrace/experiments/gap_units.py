@@ -15,7 +15,7 @@ from ematrace.analysis.gap_design import SIZES
 from ematrace.experiments.base import Context, Experiment, Point
 from ematrace.experiments.gap_rates import RATES
 from ematrace.experiments.gap_sizes import MASKED, rate_at
-from ematrace.experiments.gap_task import SETTINGS, SPEN, Arm, budget_of, measure_arm, seconds_of
+from ematrace.experiments.gap_task import ARM_FIELDS, SPEN, Arm, measure_arm
 from ematrace.results import Row
 
 UNITS = (SIZES["2m"]["d_ff"], 1536, SIZES["130m"]["d_ff"])
@@ -50,11 +50,6 @@ EXPERIMENT = Experiment(
     "Both gradients of the top-k with more units, at one width",
     grid=grid,
     measure=measure,
-    needs="any",
-    data="builtin",
-    settings=SETTINGS,
-    derived=budget_of,
     seeds=5,
-    seconds=6,
-    seconds_of=seconds_of,
+    **ARM_FIELDS,
 )

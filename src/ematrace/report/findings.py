@@ -35,6 +35,7 @@ from ematrace.report.verdicts import look_of
 from ematrace.results import Sample, Selector
 
 Chart = RowChart | LineChart
+LEAD = 2
 # Headings where the verdict is neither yes nor no.
 UNCLEAR = {
     "undecided": "Not decided: the interval excludes neither answer.",
@@ -68,6 +69,11 @@ class FindingView:
     chart: Chart | None
     command: Command | None = None
     wide: bool = False
+
+    @property
+    def lead(self) -> int:
+        """Points above the chart; the others stand below it."""
+        return LEAD if self.chart is not None else len(self.points)
 
 
 def build_finding(finding: Finding, data: ReportData) -> FindingView | None:

@@ -29,7 +29,7 @@ REST = Paragraph(
         "Readers of one vector are given what the window's other tokens tell; those of a sequence nothing else. All "
         "vectors that they read are in float32. Every gain is a lower bound: readers that are given the vector alone "
         "may gain more, and {} shows the best. Those, other blocks, and vectors in bfloat16: {}."
-    ).format(code("docs/gap.md"), code("results/trace_decoding/")),
+    ).format(code("docs/gap-content.md"), code("results/trace_decoding/")),
     "tag",
 )
 BASELINES: Mapping[str, str] = {"topic": "the window's other tokens as counts", "unigram": "commonest token"}
