@@ -14,11 +14,12 @@ from ematrace.report.gap import PARTS, GapData, text_name, with_interval
 from ematrace.report.gap_findings import NOT_RECORDED
 
 WIDTH, ROW, TOP, LEFT, RIGHT = 960, 28, 64, 360, 160  # pixels; the bars are between LEFT and RIGHT
+# The colours of the parts are those of the page (report/templates/style.css).
 STYLE = """text { font: 14px system-ui, sans-serif; fill: #1b1f24 }
 .label { text-anchor: end } .small { font-size: 12px } .level { fill: #8b949e }
-.part0 { fill: #d1741f } .part1 { fill: #3b6fb6 }
+.part0 { fill: #0068a3 } .part1 { fill: #b84a00 }
 .rule { stroke: #8b949e; stroke-dasharray: 2 3 }
-@media (prefers-color-scheme: dark) { text { fill: #e6edf3 } .part0 { fill: #f0a35e } .part1 { fill: #79a8ea } }"""
+@media (prefers-color-scheme: dark) { text { fill: #e6edf3 } .part0 { fill: #56b4e9 } .part1 { fill: #f08c3e } }"""
 
 
 def chain_picture(data: ReportData) -> str:
