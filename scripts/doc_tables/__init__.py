@@ -1,6 +1,17 @@
 """The tables of docs/ that recorded cells decide: `TABLES` has a function for each, by the name of its markers."""
 
-from doc_tables import choices, decoding, gap, large, networks, predictors, readme, small_scale, straight_through
+from doc_tables import (
+    choices,
+    context,
+    decoding,
+    gap,
+    large,
+    networks,
+    predictors,
+    readme,
+    small_scale,
+    straight_through,
+)
 from doc_tables.blocks import TABLES, changed_blocks, marked, rewrite
 from doc_tables.picture import chain_picture
 
@@ -9,6 +20,7 @@ __all__ = [
     "chain_picture",
     "changed_blocks",
     "choices",
+    "context",
     "decoding",
     "gap",
     "large",

@@ -30,6 +30,8 @@ TOY = "toy"
 MAIN = "2m"
 TEXTS = ("validation", "wikitext2", "c4")  # in this order, and any others after them
 STRETCH = "nats_in_stretch"
+RANGES = {"distance": "recall_nats_by_distance", "pair_count": "recall_nats_by_count"}
+"""Metrics of tokens that repeat a pair, in ranges of a factor: slices such as "distance 1-16"."""
 SEEDS = 5  # of the plan, at the main size
 NOT_SWEPT = "its learning rates were not swept"
 SAME_SIZE = 0.01  # share of the parameters by which arms of matched width may differ
@@ -192,6 +194,10 @@ def _run(path: Path, cells: Sequence[StoredCell]) -> Run | None:
         return None
     scored = [c.cell for c in cells if "text" in c.cell.factors and "slice" in c.cell.factors]
     places = [((str(c.factors["text"]), str(c.factors["slice"])), c.metrics) for c in scored]
+    nats = {place: metrics["nats"] for place, metrics in places if "nats" in metrics}
+    for cell in (c.cell for c in cells):
+        ranges = [(of, metric) for of, metric in RANGES.items() if of in cell.factors and metric in cell.metrics]
+        nats |= {(str(cell.factors["text"]), f"{of} {cell.factors[of]}"): cell.metrics[m] for of, m in ranges}
     parts: dict[str, dict[int, float]] = defaultdict(dict)
     for cell in (c.cell for c in cells if STRETCH in c.cell.metrics):
         parts[str(cell.factors["text"])][int(cell.factors["stretch"])] = _number(cell.metrics[STRETCH].value)
@@ -206,7 +212,7 @@ def _run(path: Path, cells: Sequence[StoredCell]) -> Run | None:
         path,
         first.settings,
         of_model[0] if of_model else {},
-        {place: metrics["nats"] for place, metrics in places if "nats" in metrics},
+        nats,
         {place: metrics["unigram_nats"] for place, metrics in places if "unigram_nats" in metrics},
         {text: tuple(nats[i] for i in sorted(nats)) for text, nats in parts.items()},
         largest_rise(curve) if curve else 0.0,

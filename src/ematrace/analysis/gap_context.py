@@ -1,0 +1,96 @@
+"""What a context is worth: how far it lowers the loss below that of a model without one, and on which tokens.
+
+All arms have as many parameters. But for SPEN's own blocks they have a dense feed-forward layer and a direct residual.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ematrace.analysis.gap import Ratio, ratio
+from ematrace.analysis.gap_design import ATTENTION, CHAIN, EMA, LEARNED, SPEN, WITHOUT_POSITIONS, ArmFactors
+from ematrace.analysis.gap_scores import GapScores, Values
+from ematrace.results import Sample
+
+NO_CONTEXT = ArmFactors("none")
+CONTEXTS: Mapping[str, ArmFactors] = {
+    "EMA traces": EMA,
+    "attention without positions": WITHOUT_POSITIONS,
+    "attention with learned positions": LEARNED,
+    "attention with RoPE": ATTENTION,
+    "SPEN's block": SPEN,
+    "SPEN's block, no load-balance loss, true gradient": CHAIN[2],
+}
+PARTS = ("all", "recall", "other")
+"""Tokens that repeat a pair seen before in the window, and all others."""
+RECALLED = ("recall", "rare_recall", "rare_here_recall", "distance 1-16", "distance 17-64", "distance 65-256")
+RECALLED += ("distance 257+",)
+
+
+@dataclass(frozen=True)
+class Worth:
+    """Of one context on one text."""
+
+    name: str
+    nats: Mapping[str, Sample]
+    """Saved over no context, by PARTS, per token of the whole text: the parts add up."""
+    of_attention: Mapping[str, Ratio]
+    """As a share of what attention with RoPE saves on the same tokens."""
+    seeds: tuple[int, ...]
+
+
+def build_worth(scores: GapScores, text: str) -> list[Worth]:
+    """Of every context that is recorded."""
+    found = []
+    for name, arm in CONTEXTS.items():
+        arms = (NO_CONTEXT, arm, ATTENTION)
+        if any(one not in scores.arms for one in arms) or not (seeds := scores.common_seeds(arms)):
+            continue
+        without, with_it, attention = (
+            {part: scores.part_nats(one, text, part, seeds) for part in PARTS} for one in arms
+        )
+        saved = {part: without[part] - with_it[part] for part in PARTS}
+        shares = {part: ratio(saved[part], without[part] - attention[part]) for part in PARTS}
+        found.append(Worth(name, {part: _sample(saved[part]) for part in PARTS}, shares, seeds))
+    return found
+
+
+def recall_without_positions(scores: GapScores, text: str) -> Sample | None:
+    """Nats on tokens that repeat a pair, per token of the text: attention without positions minus traces."""
+    arms = (WITHOUT_POSITIONS, EMA)
+    if any(arm not in scores.arms for arm in arms) or not (seeds := scores.common_seeds(arms)):
+        return None
+    one, other = (scores.part_nats(arm, text, "recall", seeds) for arm in arms)
+    return _sample(one - other)
+
+
+@dataclass(frozen=True)
+class RecallPart:
+    """Some of the tokens that repeat a pair, and how far traces are behind attention with RoPE there."""
+
+    tokens: float
+    """Their share of the text."""
+    nats: Sample
+    """Per token of the whole text: a part of the gap."""
+    each: Sample
+    """Per such token."""
+
+
+def build_recall_parts(scores: GapScores, text: str) -> dict[str, RecallPart]:
+    """By slice; those that have no tokens are not there."""
+    arms = (EMA, ATTENTION)
+    if any(arm not in scores.arms for arm in arms) or not (seeds := scores.common_seeds(arms)):
+        return {}
+    found = {}
+    for part in RECALLED:
+        if not all(scores.has(arm, text, part, seeds) for arm in arms):
+            continue
+        if tokens := scores.share(EMA, text, part, seeds[0]):
+            behind = scores.part_nats(EMA, text, part, seeds) - scores.part_nats(ATTENTION, text, part, seeds)
+            found[part] = RecallPart(tokens, _sample(behind), _sample(behind / tokens))
+    return found
+
+
+def _sample(values: Values) -> Sample:
+    return Sample(tuple(values))
