@@ -87,7 +87,7 @@ class TestThePages:
         in_page = page.split("## What it finds")[1].split("## The chain")[0]
         in_readme = readme.split("## What it finds so far")[1].split("<!-- table: ")[0]
         items = []
-        for found, within in ((in_page.split("\n- ")[1:], ""), (re.split(r"\n\d\. ", in_readme)[1:], "docs/")):
+        for found, within in ((in_page.split("\n- ")[1:], ""), (re.split(r"\n\d+\. ", in_readme)[1:], "docs/")):
             for item in found:
                 linked = re.findall(rf"\]\({within}([a-z-]+\.md)", item)
                 assert linked or not within
