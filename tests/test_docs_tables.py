@@ -85,7 +85,7 @@ class TestThePages:
         pages = {name: (DOCS / name).read_text(encoding="utf-8") for name in write_tables.PAGES}
         page, readme = pages["gap.md"], pages["../README.md"]
         in_page = page.split("## What it finds")[1].split("## The chain")[0]
-        in_readme = readme.split("## What it finds so far")[1].split("<!-- table: ")[0]
+        in_readme = readme.split("## What it finds so far")[1].split("\n## ")[0]
         items = []
         for found, within in ((in_page.split("\n- ")[1:], ""), (re.split(r"\n\d+\. ", in_readme)[1:], "docs/")):
             for item in found:
