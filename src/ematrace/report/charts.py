@@ -264,17 +264,13 @@ def bar_chart(
     *,
     base: float = 0.0,
     reference: float | None = None,
-    groups: Sequence[str] = (),
 ) -> RowChart:
-    """Bars from `base`, with their range and number; a colour, and a line of the legend, for each of `groups`."""
-    names = list(dict.fromkeys(groups))
+    """Bars from `base`, with their range and number."""
     rows = []
-    for i, bar in enumerate(bars):
-        style = names.index(groups[i]) % N_STYLES if groups else 0
-        lane = Lane(style, bar=_span(axis, base, bar.value), ends=_whisker(axis, (bar.low, bar.high)))
+    for bar in bars:
+        lane = Lane(0, bar=_span(axis, base, bar.value), ends=_whisker(axis, (bar.low, bar.high)))
         rows.append(Row(bar.label, [lane], bar.text))
-    keys = [Key(name, i) for i, name in enumerate(names)] if len(names) > 1 else []
-    return RowChart(caption, rows, axis, x_title, keys, None if reference is None else axis.percent(reference))
+    return RowChart(caption, rows, axis, x_title, reference=None if reference is None else axis.percent(reference))
 
 
 def _span(axis: Axis, one: float, other: float) -> Interval:

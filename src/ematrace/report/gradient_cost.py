@@ -47,6 +47,7 @@ TRAINING_OUTCOMES = {
     "another device": "trained on cores, which are not known to be the same, the shorter runs decide nothing",
 }
 WHAT_CHANGES = {"kept": "what is kept, at equal parameters and tokens,", "share": "the share kept, beside the number,"}
+HELD_OUT = "validation"
 START = "gap_start"
 HEADS = ("parameters", "width", "units kept", "tokens per parameter")
 
@@ -141,30 +142,30 @@ def training_sentence(data: ReportData) -> str:
     return f"At about as many tokens per parameter, the straight-through gradient costs {' and '.join(parts)}: {said}."
 
 
-def gradient_sentence(data: ReportData, text: str = "validation") -> str:
-    """The cost by units, what the plan's rule says, other numbers kept, larger models; empty without a verdict."""
+def gradient_sentence(data: ReportData) -> str:
+    """On held-out text: the cost by units, the verdict of the plan's rule, other numbers kept, larger models; empty
+    without a verdict."""
     costs = data.derived(GradientCosts)
-    if (verdict := costs.verdicts.get(text)) is None:
+    if (verdict := costs.verdicts.get(HELD_OUT)) is None:
         return ""
-    by_units = [cost for cost in costs.by_text[text] if cost.experiment == BY_UNITS]
-    larger = [cost for cost in costs.by_text[text] if cost.width != verdict.most.width]
+    found = costs.by_text[HELD_OUT]
+    by_units = [cost for cost in found if cost.experiment == BY_UNITS]
+    larger = [cost for cost in found if cost.width != verdict.most.width]
     sizes = [
         f"{number(cost.nats.mean, 2)} at {cost.parameters / 1e6:.0f}M parameters, which keep {cost.kept}"
         for cost in larger
         if len(cost.seeds) >= LEAST_SEEDS
     ]
-    nats, kept = (
-        listed([number(c.nats.mean, 2) for c in by_units]),
-        listed([f"{c.kept} of {c.units:,}" for c in by_units]),
-    )
+    nats = listed([number(c.nats.mean, 2) for c in by_units])
+    kept = listed([f"{c.kept} of {c.units:,}" for c in by_units])
     others = [
         f"{number(c.nats.mean, 2)} with {c.kept} of {c.units:,} ({plural(len(c.seeds), 'seed')})"
-        for c in costs.by_text[text]
+        for c in found
         if c.experiment == BY_KEPT
     ]
     return (
         f"The straight-through gradient costs {nats} nats with {kept} units kept at one width "
-        f"({OUTCOMES[verdict.outcome]}){''.join(f'; {other}' for other in (*others, *sizes))} ({text_name(text)})."
+        f"({OUTCOMES[verdict.outcome]}){''.join(f'; {other}' for other in (*others, *sizes))} ({text_name(HELD_OUT)})."
     )
 
 
@@ -257,7 +258,7 @@ def gradient_share_rows(data: ReportData) -> tuple[list[str], list[list[str]]] |
 
 def start_rows(data: ReportData) -> tuple[list[str], list[list[str]]] | None:
     """By the share of units kept: the two gradients before training, and the cost after it on held-out text."""
-    costs = data.derived(GradientCosts).by_text.get("validation", [])
+    costs = data.derived(GradientCosts).by_text.get(HELD_OUT, [])
     cost_of = {(cost.units, cost.kept): cost for cost in costs if cost.experiment in (BY_UNITS, BY_KEPT)}
     found = []
     for units, k in itertools.product(data.table.values_of(START, "units"), data.table.values_of(START, "k")):
