@@ -126,7 +126,7 @@ def switches(data: ReportData, _: str) -> str:
     if (found := switch_tables(data)) is None:
         return f"The three switches are {NOT_RECORDED}.\n"
     return (
-        f"Nats gained over the static predictor:\n\n{markdown_table(found.gains[0], found.gains[1:])}\n"
+        f"Nats gained over the static predictor:\n\n{markdown_table(*found.gains)}\n"
         "What each switch adds to that gain, on average over the settings of the other two:\n\n"
-        f"{markdown_table(found.effects[0], found.effects[1:])}\n{found.verdict}\n"
+        f"{markdown_table(*found.effects)}\n{found.verdict}\n"
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from pathlib import Path, PurePath
+from typing import NamedTuple
 
 from ematrace.ledger import Share
 from ematrace.results import Interval, Provenance, Sample
@@ -12,6 +13,13 @@ from ematrace.results import Interval, Provenance, Sample
 MINUS = "\N{MINUS SIGN}"
 TINY = 0.0005  # would be .000
 MOST_PATHS = 2  # files of one folder that are named one by one
+
+
+class Rows(NamedTuple):
+    """A table as text: for the page, for the docs."""
+
+    heads: Sequence[str]
+    rows: Sequence[Sequence[str]]
 
 
 def decimals_for(x: float) -> int:

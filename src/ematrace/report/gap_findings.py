@@ -14,7 +14,7 @@ from ematrace.analysis.gap_places import CHANGES as PLACES
 from ematrace.analysis.gap_places import build_places, context_name
 from ematrace.analysis.second import MARGIN, agreements, steps_twice
 from ematrace.report.data import ReportData
-from ematrace.report.formatting import number
+from ematrace.report.formatting import Rows, number
 from ematrace.report.gap import (
     OUTCOMES,
     PAPERS_GAP,
@@ -154,8 +154,8 @@ def _ends(gap: GapData) -> tuple[list[Mapping[str, Ratio]], list[Mapping[str, Ra
     return [shares.first for shares in gap.shares], [shares.last for shares in gap.shares]
 
 
-def share_rows(data: ReportData) -> tuple[list[str], list[list[str]]] | None:
-    """Of every change on every text, nats and share in all orders: heads and rows; None where an arm is missing."""
+def share_rows(data: ReportData) -> Rows | None:
+    """Of every change on every text, nats and share in all orders; None where an arm is missing."""
     gap = data.derived(GapData)
     if gap.scores.is_toy or not gap.shares:
         return None
@@ -168,7 +168,7 @@ def share_rows(data: ReportData) -> tuple[list[str], list[list[str]]] | None:
         for at, ends in (("first", first), ("last", last))
     ]
     rows.append(["the whole distance", *(cell for s in gap.shares for cell in (with_interval(s.whole), ""))])
-    return heads, rows
+    return Rows(heads, rows)
 
 
 def _with_shares(by_text: Iterable[Mapping[str, Ratio]], change: str) -> list[str]:
@@ -264,8 +264,8 @@ def _checks(gap: GapData) -> Iterator[str]:
         yield f"- Reasons to doubt: {' '.join(gap.doubts)}"
 
 
-def place_rows(data: ReportData) -> tuple[list[str], list[list[str]]] | None:
-    """Every change of the factorial wherever it was measured: heads and rows; None where there is none."""
+def place_rows(data: ReportData) -> Rows | None:
+    """Every change of the factorial wherever it was measured; None where there is none."""
     gap = data.derived(GapData)
     places = [] if gap.scores.is_toy else list(build_places(gap.scores))
     if not places:
@@ -276,37 +276,35 @@ def place_rows(data: ReportData) -> tuple[list[str], list[list[str]]] | None:
         of = {"context": context_name(place.where), "ffn": place.where.ffn, "residual": place.where.residual}
         of[place.factor] = ""  # it is what changes
         rows.append([place.change, *of.values(), *map(with_interval, place.nats.values())])
-    return heads, rows
+    return Rows(heads, rows)
 
 
-def chain_rows(data: ReportData) -> tuple[list[str], list[list[str]]] | None:
-    """The steps on every text: heads and rows; None where there is no chain of a real size."""
+def chain_rows(data: ReportData) -> Rows | None:
+    """The steps on every text; None where there is no chain of a real size."""
     return _by_step(data, ("", ", p (Holm)"), lambda step: [with_interval(step.nats), _p_value(step.p_value)])
 
 
-def split_rows(data: ReportData) -> tuple[list[str], list[list[str]]] | None:
+def split_rows(data: ReportData) -> Rows | None:
     """Of every step, what lies on tokens that repeat a pair and on all others."""
     parts = (", repeated pairs", ", other tokens")
     return _by_step(data, parts, lambda step: [number(step.recall.mean, 3), number(step.other.mean, 3)])
 
 
-def _by_step(
-    data: ReportData, columns: Sequence[str], cells: Callable[[Step], list[str]]
-) -> tuple[list[str], list[list[str]]] | None:
+def _by_step(data: ReportData, columns: Sequence[str], cells: Callable[[Step], list[str]]) -> Rows | None:
     gap = data.derived(GapData)
     if gap.scores.is_toy or not gap.chains:
         return None
     heads = ["step", *(f"{text_name(chain.text)}{column}" for chain in gap.chains for column in columns)]
     by_text = [(*chain.steps, chain.whole) for chain in gap.chains]
     rows = [[of[0].name, *(cell for step in of for cell in cells(step))] for of in zip(*by_text, strict=True)]
-    return heads, rows
+    return Rows(heads, rows)
 
 
 def _p_value(p: float | None) -> str:
     return "" if p is None else "< .001" if p < 0.001 else number(p, 3)
 
 
-def second_rows(data: ReportData) -> tuple[list[str], list[list[str]]] | None:
+def second_rows(data: ReportData) -> Rows | None:
     """A second implementation against the first, by text and arm; None where it has no arm of theirs on two seeds."""
     gap = data.derived(GapData)
     rows = []
@@ -315,10 +313,10 @@ def second_rows(data: ReportData) -> tuple[list[str], list[list[str]]] | None:
             nats = [with_interval(sample, signed=True) for sample in (one.difference, one.on_recall)]
             rows.append([text_name(text), one.arm.text, *nats, one.verdict, str(len(one.difference.values))])
     heads = ["text", "arm", "second implementation minus first, nats", "on repeated pairs"]
-    return ([*heads, f"within ±{MARGIN:g} nats", "seeds"], rows) if rows else None
+    return Rows([*heads, f"within ±{MARGIN:g} nats", "seeds"], rows) if rows else None
 
 
-def second_step_rows(data: ReportData) -> tuple[list[str], list[list[str]]] | None:
+def second_step_rows(data: ReportData) -> Rows | None:
     """What a change saves in either implementation, on the same seeds; None where there is none."""
     gap = data.derived(GapData)
     rows = []
@@ -327,4 +325,5 @@ def second_step_rows(data: ReportData) -> tuple[list[str], list[list[str]]] | No
             nats = [with_interval(sample) for sample in (step.first, step.second)]
             difference = with_interval(step.difference, signed=True)
             rows.append([text_name(text), step.name, *nats, difference, str(len(step.first.values))])
-    return (["text", "change", "nats saved, first", "second", "second minus first", "seeds"], rows) if rows else None
+    heads = ["text", "change", "nats saved, first", "second", "second minus first", "seeds"]
+    return Rows(heads, rows) if rows else None

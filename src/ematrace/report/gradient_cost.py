@@ -24,7 +24,7 @@ from ematrace.analysis.gradient_cost import (
     judge_units,
 )
 from ematrace.report.data import ReportData
-from ematrace.report.formatting import interval, number, plural
+from ematrace.report.formatting import Rows, interval, number, plural
 from ematrace.report.gap import listed, share_text, text_name, with_interval
 from ematrace.results import Factors, Sample, Selector
 
@@ -81,8 +81,8 @@ class GradientCosts:
         return {text: verdict for text, verdict in found.items() if verdict is not None}
 
 
-def gradient_rows(data: ReportData) -> tuple[list[str], list[list[str]]] | None:
-    """The models at one width, by their units, then other sizes and budgets: heads and rows; None without any."""
+def gradient_rows(data: ReportData) -> Rows | None:
+    """The models at one width, by their units, then other sizes and budgets; None without any."""
     by_text = data.derived(GradientCosts).by_text
     if not by_text:
         return None
@@ -95,7 +95,7 @@ def gradient_rows(data: ReportData) -> tuple[list[str], list[list[str]]] | None:
         each = number(cost.tokens_per_parameter, 1 if cost.tokens_per_parameter < 10 else 0)
         about = [f"{cost.parameters / 1e6:.1f}M", str(cost.width), f"{cost.kept} of {cost.units:,}", each]
         rows.append([*about, *nats, str(len(cost.seeds))])
-    return [*HEADS, *map(text_name, by_text), "seeds"], rows
+    return Rows([*HEADS, *map(text_name, by_text), "seeds"], rows)
 
 
 def share_sentence(data: ReportData) -> str:
@@ -239,7 +239,7 @@ def verdict_lines(data: ReportData) -> list[str]:
     return lines
 
 
-def gradient_share_rows(data: ReportData) -> tuple[list[str], list[list[str]]] | None:
+def gradient_share_rows(data: ReportData) -> Rows | None:
     """By size, tokens and text, the distance from SPEN's block to GPT-2's and the part of it that is the gradient's."""
     rows: list[tuple[tuple[float, float], list[str]]] = []
     for text in TEXTS:
@@ -253,10 +253,10 @@ def gradient_share_rows(data: ReportData) -> tuple[list[str], list[list[str]]] |
             rows.append(((one.parameters, -one.tokens_per_parameter), row))
     heads = ["parameters", "vocabulary", "tokens per parameter", "text", "SPEN's block to GPT-2's"]
     heads += ["the gradient's cost", "share", "seeds"]
-    return (heads, [row for _, row in sorted(rows, key=lambda found: found[0])]) if rows else None
+    return Rows(heads, [row for _, row in sorted(rows, key=lambda found: found[0])]) if rows else None
 
 
-def start_rows(data: ReportData) -> tuple[list[str], list[list[str]]] | None:
+def start_rows(data: ReportData) -> Rows | None:
     """By the share of units kept: the two gradients before training, and the cost after it on held-out text."""
     costs = data.derived(GradientCosts).by_text.get(HELD_OUT, [])
     cost_of = {(cost.units, cost.kept): cost for cost in costs if cost.experiment in (BY_UNITS, BY_KEPT)}
@@ -272,7 +272,7 @@ def start_rows(data: ReportData) -> tuple[list[str], list[list[str]]] | None:
         cost = cost_of.get((units, k))
         rows.append([f"{k} of {units:,}", f"{share:.0%}", *shown, "–" if cost is None else nats_text(cost.nats)])
     heads = ["units kept", "share", "cosine to the true gradient", "norm over the true one's", "cost after training"]
-    return (heads, rows) if rows else None
+    return Rows(heads, rows) if rows else None
 
 
 def nats_text(sample: Sample) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ematrace.analysis.gap_halves import FIRST_ADDED, build_halves
 from ematrace.report.data import ReportData
-from ematrace.report.formatting import number
+from ematrace.report.formatting import Rows, number
 from ematrace.report.gap import with_interval
 
 OUTCOMES = {
@@ -21,7 +21,7 @@ HEADS = [
 ]
 
 
-def halves_rows(data: ReportData) -> tuple[list[str], list[list[str]]] | None:
+def halves_rows(data: ReportData) -> Rows | None:
     """By size and learning rate, nats on held-out text; None where nothing is recorded."""
     rows = [
         [
@@ -35,4 +35,4 @@ def halves_rows(data: ReportData) -> tuple[list[str], list[list[str]]] | None:
         ]
         for one in build_halves(data.cells)
     ]
-    return (HEADS, rows) if rows else None
+    return Rows(HEADS, rows) if rows else None

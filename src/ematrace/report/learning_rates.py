@@ -9,10 +9,8 @@ from ematrace.analysis.gap_design import SIZES, ArmFactors
 from ematrace.analysis.gap_scores import MAIN, SWEEP, TOY, sweeps
 from ematrace.analysis.gap_trend import SIZE_SWEEP
 from ematrace.analysis.rates import Sweep
-from ematrace.report.formatting import number
+from ematrace.report.formatting import Rows, number
 from ematrace.results import Table
-
-Rows = tuple[list[str], list[list[str]]]
 
 
 def sweeps_at(cells: Table, size: str) -> Mapping[ArmFactors, Sweep]:
@@ -27,7 +25,7 @@ def sweep_rows(cells: Table, size: str) -> Rows | None:
     for arm, sweep in swept.items():
         shown = [number(sweep.means[rate], 3) if rate in sweep.curve else "–" for rate in rates]
         rows.append([arm.text, *shown, f"{sweep.best:g}{f' ({sweep.obstacle})' if sweep.obstacle else ''}"])
-    return (["arm", *(f"{rate:g}" for rate in rates), "best"], rows) if rows else None
+    return Rows(["arm", *(f"{rate:g}" for rate in rates), "best"], rows) if rows else None
 
 
 def best_rate_rows(cells: Table) -> Rows | None:
@@ -39,7 +37,7 @@ def best_rate_rows(cells: Table) -> Rows | None:
             nats = [_at(sweep, factor * sweep.best) for factor in (0.5, 1.0, 2.0)]
             rows.append([size, arm.text, f"{min(sweep.curve):g} to {max(sweep.curve):g}", best, *nats])
     heads = ["size", "arm", "rates tried", "best rate", "nats at half of it", "nats at it", "nats at double"]
-    return (heads, rows) if rows else None
+    return Rows(heads, rows) if rows else None
 
 
 def _at(sweep: Sweep, rate: float) -> str:

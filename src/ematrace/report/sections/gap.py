@@ -110,14 +110,11 @@ def _gradient(data: ReportData) -> Iterator[Content]:
     """What the straight-through gradient costs, by the units kept and by size."""
     if (found := gradient_rows(data)) is None:
         return
-    heads, rows = found
     caption = "Nats by which SPEN's block is worse with the straight-through gradient than with the true one"
-    yield plain_table(heads, [[*row] for row in rows], caption)
+    yield plain_table(*found, caption)
     yield from (Paragraph(line) for line in verdict_lines(data))
     if (found := gradient_share_rows(data)) is not None:
-        heads, rows = found
-        caption = "The straight-through gradient's part of the distance from SPEN's block to GPT-2's"
-        yield plain_table(heads, [[*row] for row in rows], caption)
+        yield plain_table(*found, "The straight-through gradient's part of the distance from SPEN's block to GPT-2's")
 
 
 def _notes(gap: GapData) -> Iterator[Content]:
@@ -364,8 +361,7 @@ def _rates(data: ReportData) -> Iterator[Content]:
     for size in SIZES:
         if size == TOY or (found := sweep_rows(data.cells, size)) is None:
             continue
-        heads, rows = found
         settled = sum(sweep.obstacle is None for sweep in sweeps_at(data.cells, size).values())
         caption = "Nats by learning rate, on the half of the held-out text that rates are chosen on"
-        summary = f"Learning rates at {size}: {plural(len(rows), 'arm')}, of {settled} the best rate is settled"
-        yield Fold(summary, [plain_table(heads, [[*row] for row in rows], f"{caption}, at {size}")])
+        summary = f"Learning rates at {size}: {plural(len(found.rows), 'arm')}, of {settled} the best rate is settled"
+        yield Fold(summary, [plain_table(*found, f"{caption}, at {size}")])

@@ -73,11 +73,8 @@ def predictors(data: ReportData) -> Sequence[Content | None]:
 
 def _switches(found: SwitchTables) -> Iterator[Content]:
     """Why attention over the inputs helps less as a predictor than as a mixer, if it does."""
-    for (heads, *rows), what in (
-        (found.gains, "Nats that attention over the inputs gains over the static predictor"),
-        (found.effects, "Nats that each switch adds to that gain, over the settings of the others"),
-    ):
-        yield plain_table(heads, rows, what)
+    yield plain_table(*found.gains, "Nats that attention over the inputs gains over the static predictor")
+    yield plain_table(*found.effects, "Nats that each switch adds to that gain, over the settings of the others")
     yield Paragraph(found.verdict)
 
 
@@ -124,8 +121,7 @@ def _causes(data: ReportData) -> Iterator[Content]:
         (network_rows(data), "Gradients of the network that runs and of that with all units on, during training"),
     ):
         if found is not None:
-            heads, rows = found
-            yield plain_table(heads, [[*row] for row in rows], caption)
+            yield plain_table(*found, caption)
     yield from (Paragraph(line) for line in network_lines(data))
 
 
