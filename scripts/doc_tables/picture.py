@@ -9,8 +9,8 @@ from xml.sax.saxutils import escape
 from ematrace.analysis.gap import Chain
 from ematrace.analysis.gap_design import END, START
 from ematrace.report.data import ReportData
-from ematrace.report.formatting import number
-from ematrace.report.gap import PARTS, GapData, text_name, with_interval
+from ematrace.report.formatting import number, with_interval
+from ematrace.report.gap import PARTS, GapData, text_name
 from ematrace.report.gap_findings import NOT_RECORDED
 
 WIDTH, ROW, TOP, LEFT, RIGHT = 960, 28, 64, 360, 160  # pixels; the bars are between LEFT and RIGHT

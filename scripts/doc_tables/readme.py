@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 
-from doc_tables.blocks import ACCURACIES, drawn_difference, drawn_values, mean, select, table
+from doc_tables.blocks import ACCURACIES, drawn_difference, drawn_values, mean, mean_text, select, table
 from doc_tables.small_scale import SPCN
 from ematrace.report.data import ReportData
-from ematrace.report.formatting import markdown_table, number
+from ematrace.report.formatting import markdown_table
 from ematrace.results import Factors
 
 SAID = {
@@ -54,7 +54,7 @@ def nouns(data: ReportData, _: str) -> str:
 
     def at(metric: str, **where: str) -> str:
         found = [select(data.table, "lag_decoding", metric, {**where, "lag": lag}) for lag in (1, 2, 3)]
-        return ", ".join("–" if one is None else number(one.sample.mean) for one in found)
+        return ", ".join(map(mean_text, found))
 
     read, guessed = at("noun_accuracy", reader="probe", trace="slow"), at("noun_accuracy", reader="role")
     untold = at("noun_among_words_accuracy", reader="probe", trace="slow")

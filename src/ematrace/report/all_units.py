@@ -11,8 +11,7 @@ from ematrace.analysis.gap_all_units import (
     reading,
 )
 from ematrace.report.data import ReportData
-from ematrace.report.formatting import Rows, number
-from ematrace.report.gap import with_interval
+from ematrace.report.formatting import Rows, number, with_interval
 
 NAMES = {STRAIGHT_THROUGH: "straight-through", TRUE: "true gradient"}
 HEADS = [

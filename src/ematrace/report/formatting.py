@@ -74,6 +74,20 @@ def share(value: Share | None) -> str:
     return "–" if value is None else f"{value.holds}/{value.conditions} ({value.holds / value.conditions:.0%})"
 
 
+def millions(x: float, decimals: int = 1) -> str:
+    """
+    >>> millions(130_629_888), millions(2e6, 0)
+    ('130.6M', '2M')
+    """
+    return f"{x / 1e6:.{decimals}f}M"
+
+
+def listed(words: Sequence[str]) -> str:
+    """`.94, 1.10 and .79`"""
+    *most, last = words
+    return f"{', '.join(most)} and {last}" if most else last
+
+
 def plural(n: int, noun: str) -> str:
     """
     >>> plural(1, "seed"), plural(20, "seed")
@@ -85,6 +99,12 @@ def plural(n: int, noun: str) -> str:
 def over_seeds(sample: Sample) -> Interval | None:
     """The interval over seeds, or over repetitions of a timing; None where nothing varies."""
     return sample.interval if len(set(sample.draws)) > 1 else None
+
+
+def with_interval(sample: Sample, decimals: int = 3, signed: bool = False) -> str:
+    """`.973 (.970–.976)`, the interval over seeds; the mean alone where there is none."""
+    ends = over_seeds(sample)
+    return number(sample.mean, decimals, signed) + (f" ({interval(ends, decimals)})" if ends else "")
 
 
 def seed_count(sample: Sample) -> str:

@@ -14,13 +14,12 @@ from ematrace.analysis.gap_places import CHANGES as PLACES
 from ematrace.analysis.gap_places import build_places, context_name
 from ematrace.analysis.second import MARGIN, agreements, steps_twice
 from ematrace.report.data import ReportData
-from ematrace.report.formatting import Rows, number
+from ematrace.report.formatting import Rows, listed, number, with_interval
 from ematrace.report.gap import (
     OUTCOMES,
     PAPERS_GAP,
     GapData,
     attention_name,
-    listed,
     other_reading,
     pair_text,
     percent,
@@ -29,7 +28,6 @@ from ematrace.report.gap import (
     share_text,
     text_name,
     to_attention,
-    with_interval,
 )
 from ematrace.results import Sample
 

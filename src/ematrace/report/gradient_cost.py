@@ -24,8 +24,8 @@ from ematrace.analysis.gradient_cost import (
     judge_units,
 )
 from ematrace.report.data import ReportData
-from ematrace.report.formatting import Rows, interval, number, plural
-from ematrace.report.gap import listed, share_text, text_name, with_interval
+from ematrace.report.formatting import Rows, interval, listed, millions, number, plural, with_interval
+from ematrace.report.gap import nats_text, share_text, text_name
 from ematrace.results import Factors, Sample, Selector
 
 OUTCOMES = {
@@ -93,7 +93,7 @@ def gradient_rows(data: ReportData) -> Rows | None:
         found = [of_model[text].get(model) for text in by_text]
         nats = ["–" if one is None else nats_text(one.nats) for one in found]
         each = number(cost.tokens_per_parameter, 1 if cost.tokens_per_parameter < 10 else 0)
-        about = [f"{cost.parameters / 1e6:.1f}M", str(cost.width), f"{cost.kept} of {cost.units:,}", each]
+        about = [millions(cost.parameters), str(cost.width), f"{cost.kept} of {cost.units:,}", each]
         rows.append([*about, *nats, str(len(cost.seeds))])
     return Rows([*HEADS, *map(text_name, by_text), "seeds"], rows)
 
@@ -113,7 +113,7 @@ def share_sentence(data: ReportData) -> str:
     if len(complete) < 2:
         return ""
     parts = [
-        f"{listed(of)} at {parameters / 1e6:.1f}M parameters ({number(each, 0)} tokens for each)"
+        f"{listed(of)} at {millions(parameters)} parameters ({number(each, 0)} tokens for each)"
         for (parameters, each), of in complete.items()
     ]
     texts = listed([text_name(text) for text in TEXTS])
@@ -130,7 +130,7 @@ def training_sentence(data: ReportData) -> str:
         return ""
     ends = [[getattr(verdict, end) for verdict in verdicts.values()] for end in ("shorter", "larger")]
     parts = [
-        f"{listed([number(one.differences[GRADIENT].mean, 2) for one in of])} nats at {of[0].parameters / 1e6:.1f}M "
+        f"{listed([number(one.differences[GRADIENT].mean, 2) for one in of])} nats at {millions(of[0].parameters)} "
         f"parameters ({number(of[0].tokens_per_parameter, 0)} tokens for each)"
         for of in ends
     ]
@@ -152,7 +152,7 @@ def gradient_sentence(data: ReportData) -> str:
     by_units = [cost for cost in found if cost.experiment == BY_UNITS]
     larger = [cost for cost in found if cost.width != verdict.most.width]
     sizes = [
-        f"{number(cost.nats.mean, 2)} at {cost.parameters / 1e6:.0f}M parameters, which keep {cost.kept}"
+        f"{number(cost.nats.mean, 2)} at {millions(cost.parameters, 0)} parameters, which keep {cost.kept}"
         for cost in larger
         if len(cost.seeds) >= LEAST_SEEDS
     ]
@@ -205,7 +205,7 @@ def kept_text(name: str, verdict: KeptVerdict) -> str:
 def training_text(verdict: TrainingVerdict) -> str:
     """The same cost at two sizes and about as many tokens for each parameter."""
     costs = [
-        f"{nats_text(one.differences[GRADIENT])} nats at {one.parameters / 1e6:.1f}M parameters "
+        f"{nats_text(one.differences[GRADIENT])} nats at {millions(one.parameters)} parameters "
         f"({number(one.tokens_per_parameter, 0)} tokens for each)"
         for one in (verdict.shorter, verdict.larger)
     ]
@@ -246,7 +246,7 @@ def gradient_share_rows(data: ReportData) -> Rows | None:
         for one in build_trend(data.cells, text):
             if (part := one.gradient) is None:
                 continue
-            about = [f"{one.parameters / 1e6:.1f}M", f"{one.vocabulary:,}", number(one.tokens_per_parameter, 0)]
+            about = [millions(one.parameters), f"{one.vocabulary:,}", number(one.tokens_per_parameter, 0)]
             about.append(text_name(text))
             seeds = len(part.part.values)
             row = [*about, nats_text(part.whole), nats_text(part.part), share_text(part), str(seeds)]
@@ -273,8 +273,3 @@ def start_rows(data: ReportData) -> Rows | None:
         rows.append([f"{k} of {units:,}", f"{share:.0%}", *shown, "–" if cost is None else nats_text(cost.nats)])
     heads = ["units kept", "share", "cosine to the true gradient", "norm over the true one's", "cost after training"]
     return Rows(heads, rows) if rows else None
-
-
-def nats_text(sample: Sample) -> str:
-    """With an interval from as many seeds on as the plan has for one."""
-    return with_interval(sample) if len(sample.values) >= LEAST_SEEDS else number(sample.mean, 3)

@@ -6,8 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from ematrace.analysis.gap_predictions import Predictions, build_predictions, worth_of
 from ematrace.report.data import ReportData
-from ematrace.report.formatting import Rows, number
-from ematrace.report.gap import with_interval
+from ematrace.report.formatting import Rows, number, with_interval
 from ematrace.results import Sample
 
 BLOCKS = {"topk_ste": "Algorithm 1's block", "topk_masked": "true gradient", "dense": "dense"}
@@ -82,4 +81,4 @@ def _means(samples: Sequence[Sample]) -> str:
 
 
 def _judged(nats: Sample | None) -> tuple[str, str]:
-    return ("–", "–") if nats is None else (with_interval(nats, 3, signed=True), worth_of(nats))
+    return ("–", "–") if nats is None else (with_interval(nats, signed=True), worth_of(nats))

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from ematrace.analysis.gap_causes import LEAST_SEEDS, SMALLEST_EFFECT, SWITCHES, Switches, build_switches
 from ematrace.report.data import ReportData
-from ematrace.report.formatting import Rows, number, plural
-from ematrace.report.gap import TEXT_NAMES, listed, text_name, with_interval
+from ematrace.report.formatting import Rows, listed, number, plural, with_interval
+from ematrace.report.gap import TEXT_NAMES, text_name
 
 NAMES = {
     "query": "query from the input",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from statistics import median
 
@@ -22,11 +22,10 @@ from ematrace.analysis.gap_design import (
     SPLIT_NAMES,
     ArmFactors,
 )
-from ematrace.analysis.gap_scores import EXPERIMENT, TOY
+from ematrace.analysis.gap_scores import EXPERIMENT, TEXTS, TOY
 from ematrace.report.data import ReportData
-from ematrace.report.formatting import interval, number, over_seeds, plural
+from ematrace.report.formatting import interval, listed, number, over_seeds, plural, with_interval
 from ematrace.report.gap import (
-    JUDGED,
     GapData,
     attention_name,
     chain_chart,
@@ -34,7 +33,6 @@ from ematrace.report.gap import (
     other_reading,
     share_text,
     text_name,
-    with_interval,
 )
 from ematrace.report.gap_findings import second_rows
 from ematrace.report.gradient_cost import gradient_rows, gradient_share_rows, verdict_lines
@@ -158,7 +156,7 @@ def _step_rows(step: Step, halves: Sequence[Step]) -> Iterator[list[Content]]:
 def _changes(step: Step) -> tuple[str, ...]:
     over_text = "–" if step.over_text is None else interval(step.over_text, 3)
     middle = number(median(step.nats.values), 3)
-    return (*_nats(step.nats), over_text, middle, _mean(step.recall), _mean(step.other))
+    return (*_nats(step.nats), over_text, middle, number(step.recall.mean, 3), number(step.other.mean, 3))
 
 
 def _closing(closures: Sequence[Closure], chains: Sequence[Chain]) -> Iterator[Content]:
@@ -193,10 +191,6 @@ def _nats(sample: Sample) -> tuple[str, str]:
     return number(sample.mean, 3), interval(ends, 3) if ends else "–"
 
 
-def _mean(sample: Sample) -> str:
-    return number(sample.mean, 3)
-
-
 def _p_value(p: float | None) -> str:
     return "–" if p is None else "< .001" if p < 0.001 else number(p, 3)
 
@@ -227,15 +221,10 @@ def _shares(gap: GapData) -> Iterator[Content]:
     at = f"; {gap_size(gap)}" if gap.chains else ""
     yield Paragraph(
         f"“The whole gap is the traces”: {VERDICTS[gap.outcome]}{at}. For if the interval of context's share lies "
-        f"above .75 and those as the first and as the last change above .5, on {_and(map(text_name, JUDGED))}; "
+        f"above .75 and those as the first and as the last change above .5, on {listed([*map(text_name, TEXTS)])}; "
         "against if all three lie below .5."
     )
     yield Paragraph(" ".join(other_reading(gap)))
-
-
-def _and(names: Iterable[str]) -> str:
-    *first, last = names
-    return f"{', '.join(first)} and {last}"
 
 
 def _first(shares: Shares) -> Mapping[str, Ratio]:

@@ -17,7 +17,7 @@ from ematrace.report.parts import Block, Content, DataTable, Paragraph, plain_ta
 from ematrace.report.predictions import BLOCKS, PREDICTORS, context_rows, prediction_rows, worth_rows
 from ematrace.report.switches import SwitchTables, switch_tables
 from ematrace.report.tables import Header, measure_table
-from ematrace.results import Factors, Sample, Selector
+from ematrace.results import Factors, Selector
 
 HELD_OUT: Factors = {"text": "validation", "slice": "all"}
 GRADIENTS = {"topk_ste": "straight-through", "topk_masked": "true gradient"}
@@ -157,17 +157,13 @@ def gradient_table(steps: Sequence[GradientsAt], name: str) -> DataTable:
         [
             f"{at.step:,}",
             *(
-                _known(sample)
+                number(sample.mean, 3)
                 for sample in (at.cosine, at.halves, at.norm_ratio, at.dead_units, at.usage_entropy, at.nats)
             ),
         ]
         for at in steps
     ]
     return plain_table(heads, rows, f"The straight-through gradient during training: {name}")
-
-
-def _known(sample: Sample) -> str:
-    return number(sample.mean, 3) if sample.known else "–"
 
 
 def decoding_charts(data: ReportData) -> Content | None:
