@@ -6,9 +6,9 @@ import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from pathlib import Path
 from typing import Any
 
+from ematrace.files import show_path
 from ematrace.intervals import holm_adjusted
 from ematrace.ledger.claims import Claim, Claims, Direction
 from ematrace.ledger.predicates import Check, Lookup, check_direction, check_figure, compare_points
@@ -274,7 +274,7 @@ def corrected(checks: Sequence[Check]) -> tuple[Check, ...]:
 
 
 def _paths(selections: Sequence[Selection]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(_show_path(path) for selection in selections for path in selection.paths))
+    return tuple(dict.fromkeys(show_path(path) for selection in selections for path in selection.paths))
 
 
 def decide(
@@ -345,13 +345,6 @@ def _all_hold(checks: Sequence[Check]) -> bool | None:
     if not checks or any(check.holds is None for check in checks):
         return None
     return all(check.holds for check in checks)
-
-
-def _show_path(path: Path) -> str:
-    """Relative to the working directory if the file is under it."""
-    full = path.resolve()
-    here = Path.cwd().resolve()
-    return full.relative_to(here).as_posix() if full.is_relative_to(here) else str(full)
 
 
 def measure_robustness(claim: Claim, draws: Sequence[Table]) -> Robustness | None:

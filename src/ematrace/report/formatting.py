@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from pathlib import Path, PurePath
+from pathlib import PurePath
 from typing import NamedTuple
 
 from ematrace.ledger import Share
@@ -112,12 +112,6 @@ def seed_count(sample: Sample) -> str:
     known = sum(math.isfinite(v) for v in sample.values)
     count = str(known) if known == len(sample.values) else f"{known} of {len(sample.values)}"
     return f"{count} ({plural(len(sample.repetitions), 'repetition')})" if sample.repetitions else count
-
-
-def show_path(path: Path) -> str:
-    """Relative to the working directory if the file is under it."""
-    full, here = path.resolve(), Path.cwd().resolve()
-    return full.relative_to(here).as_posix() if full.is_relative_to(here) else str(full)
 
 
 def fold_paths(paths: Iterable[str]) -> list[str]:
