@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import pairwise
 
 import numpy as np
 
 from ematrace.analysis.gap import SPREAD, Chain, Ratio, RecallShare, Shares, Step, ratio
-from ematrace.analysis.gap_design import SPEN, STEP_ENDS, ArmFactors, step_name
+from ematrace.analysis.gap_design import CHANGES as STEPS
+from ematrace.analysis.gap_design import JOINED_NAME, SPEN, ArmFactors
 from ematrace.analysis.gap_places import CHANGES as PLACES
 from ematrace.analysis.gap_places import build_places, context_name
 from ematrace.analysis.second import MARGIN, agreements, steps_twice
@@ -32,18 +32,26 @@ from ematrace.report.gap import (
 from ematrace.results import Sample
 
 NOT_RECORDED = "What the gap between SPEN and a transformer is made of is not recorded yet."
+_STEPS = {(change.factor, change.value): change.name for change in STEPS}
+GRADIENT_STEPS = (_STEPS["load_balance", 0.0], _STEPS["ffn", "topk_masked"])
 PARTS = {
-    "the load-balance loss and the straight-through gradient of the top-k": (0, 2),
-    "traces in place of attention with learned positions": (6, 7),
+    "the load-balance loss and the straight-through gradient of the top-k": GRADIENT_STEPS,
+    "traces in place of attention with learned positions": (JOINED_NAME,),
 }
-"""Steps of the chain by their place."""
+"""Steps of the chain by their names."""
 CLOSURES = {
     "closes": f"within the margin of {SPREAD:g}",
     "does not close": "they differ",
     "undecided": f"with these seeds it is not decided whether they agree within {SPREAD:g}",
     "not checked": "one seed, which checks nothing",
 }
-CHANGES = dict(zip(("context", "gradient", "selection", "residual"), (name for *_, name in PLACES), strict=True))
+_PLACES = {(factor, level): name for factor, level, name in PLACES}
+CHANGES = {
+    "context": _PLACES["context", 0],
+    "gradient": _PLACES["ffn", 0],
+    "selection": _PLACES["ffn", 1],
+    "residual": _PLACES["residual", 0],
+}
 """Changes of the factorial, by their share's name."""
 
 
@@ -93,7 +101,7 @@ def _distance(gap: GapData) -> str:
 
 def _parts(gap: GapData) -> Iterator[str]:
     """What two parts are of the chain's distance, on every text that has them."""
-    shares = {what: [_share(c, ends) for c in gap.chains] for what, ends in PARTS.items()}
+    shares = {what: [_share(c, names) for c in gap.chains] for what, names in PARTS.items()}
     known = {what: [share for share in found if share is not None] for what, found in shares.items()}
     parts = [f"{what}, {listed(known[what])}" for what, found in shares.items() if len(known[what]) == len(found)]
     if parts:
@@ -173,10 +181,9 @@ def _with_shares(by_text: Iterable[Mapping[str, Ratio]], change: str) -> list[st
     return [cell for of in by_text for cell in (with_interval(of[change].part), share_text(of[change]))]
 
 
-def _share(chain: Chain, ends: tuple[int, int]) -> str | None:
-    """What the changes between two arms of the chain are of the whole; None where one of the arms is missing, or the
-    whole is too small for shares."""
-    names = [step_name(*pair) for pair in pairwise(STEP_ENDS)][slice(*ends)]
+def _share(chain: Chain, names: Sequence[str]) -> str | None:
+    """What these steps of the chain are of the whole; None where an arm beside one is missing, or the whole is too
+    small for shares."""
     found = [np.array(step.nats.values) for step in chain.steps if step.name in names]
     if len(found) != len(names):
         return None
@@ -218,15 +225,15 @@ def _recall_by_text(gap: GapData, attention: ArmFactors) -> Iterator[tuple[str, 
 
 def _joined(gap: GapData) -> Iterator[str]:
     """The first two steps, whose split depends on the rates."""
-    names = [step_name(*pair) for pair in pairwise(STEP_ENDS[:3])]
     found = []
     for chain in gap.chains:
-        steps = [step.nats.values for step in chain.steps if step.name in names]
-        if len(steps) == len(names):
+        steps = [step.nats.values for step in chain.steps if step.name in GRADIENT_STEPS]
+        if len(steps) == len(GRADIENT_STEPS):
             both = Sample(tuple(map(math.fsum, zip(*steps, strict=True))))
             found.append(f"{text_name(chain.text)} {with_interval(both)}")
     if found:
-        yield f"- “{names[0]}” and “{names[1]}” together: {'; '.join(found)}."
+        names = " and ".join(f"“{name}”" for name in GRADIENT_STEPS)
+        yield f"- {names} together: {'; '.join(found)}."
 
 
 def _halves(chain: Chain) -> Iterator[str]:

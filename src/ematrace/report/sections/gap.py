@@ -9,7 +9,7 @@ from statistics import median
 
 from markupsafe import Markup
 
-from ematrace.analysis.gap import SPREAD, Chain, Outcome, Ratio, RecallShare, Shares, Step
+from ematrace.analysis.gap import SPREAD, Chain, Outcome, Ratio, RecallShare, Step
 from ematrace.analysis.gap_closure import Closure
 from ematrace.analysis.gap_design import (
     ATTENTION,
@@ -53,6 +53,14 @@ DEFINITIONS = (
     "with another one after it. Rare: the pair occurs at most 1,250 times in the training text, as Zoology counts, or "
     "as rarely in proportion to the tokens trained on."
 )
+FACTORS = {
+    "context": PLAYER_NAMES["context"],
+    "ffn": PLAYER_NAMES["ffn"],
+    "gradient": SPLIT_NAMES["gradient"],
+    "selection": SPLIT_NAMES["selection"],
+    "residual": PLAYER_NAMES["residual"],
+}
+"""By their share's name, with the parts of the feed-forward layer below it."""
 VERDICTS: Mapping[Outcome | None, str] = {
     "for": "for",
     "against": "against",
@@ -199,23 +207,26 @@ def _shares(gap: GapData) -> Iterator[Content]:
     if not gap.shares:
         return
     heads = ["factor", *(f"{text_name(s.text)}{what}" for s in gap.shares for what in (", nats", ", 95%", ", share"))]
-    rows: list[list[Content]] = [["whole distance", *(x for s in gap.shares for x in (*_nats(s.whole), ""))]]
-    for names, of in ((PLAYER_NAMES, _players), (SPLIT_NAMES, _split)):
-        for key, name in names.items():
-            rows.append([name, *(x for s in gap.shares for x in _ratio(of(s)[key]))])
+    rows = [["whole distance", *(x for s in gap.shares for x in (*_nats(s.whole), ""))]]
+    for key, name in FACTORS.items():
+        rows.append([name, *(x for s in gap.shares for x in _ratio({**s.players, **s.split}[key]))])
     yield Paragraph(
         "Shares do not depend on the order of the changes: they are Shapley values over the six orders, from EMA with "
         "the straight-through top-k, its context behind the feed-forward layer, to attention with rope, dense and "
         "direct. Intervals of shares are Fieller's; of a distance below .1 nats no share is given."
     )
-    yield plain_table(heads, [rows[0], rows[1], rows[2], rows[4], rows[5], rows[3]], "Shapley values of three changes")
+    yield plain_table(heads, rows, "Shapley values of three changes")
     yield Paragraph(
         "A Shapley value is a mean over orders and hides how far they are apart. Beside it: what context is worth as "
         "the first change, with SPEN's sparse layer and residual, and as the last one, dense and direct."
     )
+    occasions = {
+        "as the first change": [s.first for s in gap.shares],
+        "averaged over orders": [s.players for s in gap.shares],
+        "as the last": [s.last for s in gap.shares],
+    }
     rows = [
-        [f"context {when}", *(x for s in gap.shares for x in _ratio(found(s)["context"]))]
-        for when, found in (("as the first change", _first), ("averaged over orders", _players), ("as the last", _last))
+        [f"context {when}", *(x for of in found for x in _ratio(of["context"]))] for when, found in occasions.items()
     ]
     yield plain_table(heads, rows, "Context, by when it changes")
     at = f"; {gap_size(gap)}" if gap.chains else ""
@@ -225,22 +236,6 @@ def _shares(gap: GapData) -> Iterator[Content]:
         "against if all three lie below .5."
     )
     yield Paragraph(" ".join(other_reading(gap)))
-
-
-def _first(shares: Shares) -> Mapping[str, Ratio]:
-    return shares.first
-
-
-def _last(shares: Shares) -> Mapping[str, Ratio]:
-    return shares.last
-
-
-def _players(shares: Shares) -> Mapping[str, Ratio]:
-    return shares.players
-
-
-def _split(shares: Shares) -> Mapping[str, Ratio]:
-    return shares.split
 
 
 def _ratio(found: Ratio) -> tuple[str, str, str]:
