@@ -30,6 +30,7 @@ sys.path.insert(0, str(ROOT / "scripts"))
 
 import write_tables  # noqa: E402
 from doc_tables import TABLES, chain_picture, marked, rewrite, small_scale  # noqa: E402
+from doc_tables.blocks import markdown_table  # noqa: E402
 
 TABLE = re.compile(r"<!-- table: .*?<!-- end -->", re.DOTALL)
 NUMBER = re.compile(r"(?<![\d.])(?:\d*\.\d{2,3}\b|\d+(?:\.\d)?(?=%| to \d+(?:\.\d)?%))")
@@ -288,6 +289,10 @@ class TestVerdicts:
     def test_cells_of_another_grammar_fill_nothing(self) -> None:
         data = made(*runs("controls", [[accuracies(0.5, features="ema_onehot")]] * 2, grammar="default"))
         assert write("controls", data) == "`trace_probe`, `controls`, `ablations`: not recorded yet.\n"
+
+
+def test_a_stroke_does_not_end_its_cell() -> None:
+    assert markdown_table(["a", "b"], [["1|2", "3"]]) == "| a | b |\n|---|---|\n| 1/2 | 3 |\n"
 
 
 def test_differences_are_over_pairs_of_seeds() -> None:

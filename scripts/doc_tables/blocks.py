@@ -72,6 +72,12 @@ def rewrite(text: str, data: ReportData, page: str) -> str:
     return _BLOCK.sub(replaced, text)
 
 
+def markdown_table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A stroke, which would end its cell, becomes a slash."""
+    head, *body = (f"| {' | '.join(cell.replace('|', '/') for cell in line)} |\n" for line in (heads, *rows))
+    return "".join([head, f"|{'---|' * len(heads)}\n", *body])
+
+
 def cells_of(block: str) -> list[list[str]]:
     """The rows of a block's first table, without head and rule."""
     lines = [line for line in block.splitlines() if line.startswith("|")]

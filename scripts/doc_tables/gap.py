@@ -4,27 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from doc_tables.blocks import table
+from doc_tables.blocks import markdown_table, table
+from doc_tables.gap_prose import NOT_RECORDED, details, findings, recall_finding, verdict_on_traces
+from doc_tables.gap_rows import best_rate_rows, chain_rows, place_rows, second_step_rows, share_rows, split_rows
 from ematrace.report.all_units import network_lines, network_rows
 from ematrace.report.data import ReportData
-from ematrace.report.formatting import Rows, markdown_table
-from ematrace.report.gap_findings import (
-    NOT_RECORDED,
-    chain_rows,
-    details,
-    findings,
-    place_rows,
-    recall_finding,
-    second_rows,
-    second_step_rows,
-    share_rows,
-    split_rows,
-    verdict_on_traces,
-)
+from ematrace.report.formatting import Rows
 from ematrace.report.gradient_cost import gradient_rows, gradient_share_rows, start_rows, verdict_lines
 from ematrace.report.gradient_halves import halves_rows
-from ematrace.report.learning_rates import best_rate_rows
 from ematrace.report.predictions import context_rows, prediction_rows, worth_rows
+from ematrace.report.second import second_rows
 
 Build = Callable[[ReportData], Rows | None]
 # By the name of the block: what makes its rows, and the experiments that it waits for.
@@ -35,7 +24,7 @@ ROWS: Mapping[str, tuple[Build, tuple[str, ...]]] = {
     "gap-shares": (share_rows, ()),
     "gap-second": (second_rows, ()),
     "gap-second-steps": (second_step_rows, ()),
-    "gap-rates": (lambda data: best_rate_rows(data.cells), ()),
+    "gap-rates": (best_rate_rows, ()),
     "gap-start": (start_rows, ("gap_start",)),
     "gap-gradient-cost": (gradient_rows, ("gap_units", "gap_kept", "gap_sizes", "gap_130m")),
     "gap-gradient-share": (gradient_share_rows, ("gap", "gap_units", "gap_sizes")),

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 
-from doc_tables.blocks import NOT_RECORDED, mean, mean_text, seeds_of, select, table
+from doc_tables.blocks import NOT_RECORDED, markdown_table, mean, mean_text, seeds_of, select, table
 from ematrace.report.data import ReportData
-from ematrace.report.formatting import MINUS, listed, markdown_table, millions, number, plural
+from ematrace.report.formatting import MINUS, listed, millions, number, plural
 from ematrace.report.gap import TEXT_NAMES
 from ematrace.report.sections.spen import AT_130M, BUDGETS_130M
 from ematrace.results import Factors, Selection

@@ -5,10 +5,20 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from doc_tables.blocks import ACCURACIES, NOT_RECORDED, difference, mean_text, means, seeds_of, select, table
+from doc_tables.blocks import (
+    ACCURACIES,
+    NOT_RECORDED,
+    difference,
+    markdown_table,
+    mean_text,
+    means,
+    seeds_of,
+    select,
+    table,
+)
 from ematrace.ledger import tolerance_band
 from ematrace.report.data import ReportData
-from ematrace.report.formatting import markdown_table, number
+from ematrace.report.formatting import number
 from ematrace.results import Factors, Selection, Selector
 from ematrace.results.schema import Factor
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from statistics import median
 
-from doc_tables.blocks import NOT_RECORDED, difference, mean, seeds_of, select, table
+from doc_tables.blocks import NOT_RECORDED, difference, markdown_table, mean, seeds_of, select, table
 from ematrace.report.data import ReportData
-from ematrace.report.formatting import markdown_table, number, plural
+from ematrace.report.formatting import number, plural
 from ematrace.report.predictions import BLOCKS, PREDICTORS
 from ematrace.report.sections.gap_controls import HELD_OUT
 from ematrace.report.switches import switch_tables

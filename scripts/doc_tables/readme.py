@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 
-from doc_tables.blocks import ACCURACIES, drawn_difference, drawn_values, mean, mean_text, select, table
+from doc_tables.blocks import ACCURACIES, drawn_difference, drawn_values, markdown_table, mean, mean_text, select, table
 from doc_tables.small_scale import SPCN
 from ematrace.report.data import ReportData
-from ematrace.report.formatting import markdown_table
 from ematrace.results import Factors
 
 SAID = {

@@ -12,6 +12,7 @@ from doc_tables.blocks import (
     difference,
     drawn_difference,
     drawn_values,
+    markdown_table,
     mean,
     mean_text,
     means,
@@ -23,7 +24,7 @@ from doc_tables.blocks import (
 from ematrace.analysis.equivalence import MARGIN, compare_by_k
 from ematrace.ledger import Claim, LedgerRow
 from ematrace.report.data import ReportData
-from ematrace.report.formatting import markdown_table, number, plural
+from ematrace.report.formatting import number, plural
 from ematrace.report.verdicts import LETTERS, checks_line, ours_lines, short_names
 from ematrace.results import Factors, Selector
 

@@ -101,6 +101,10 @@ def over_seeds(sample: Sample) -> Interval | None:
     return sample.interval if len(set(sample.draws)) > 1 else None
 
 
+def p_value(p: float | None, missing: str = "–") -> str:
+    return missing if p is None else "< .001" if p < 0.001 else number(p, 3)
+
+
 def with_interval(sample: Sample, decimals: int = 3, signed: bool = False) -> str:
     """`.973 (.970–.976)`, the interval over seeds; the mean alone where there is none."""
     ends = over_seeds(sample)
@@ -139,14 +143,3 @@ def hardware_of(run: Provenance) -> str:
     cores = run.hardware.get("cores")
     shown = [run.hardware.get("gpu"), run.hardware.get("cpu"), None if cores is None else f"{cores} cores"]
     return ", ".join(str(item) for item in shown if item) or "hardware not known"
-
-
-def markdown_table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """
-    >>> print(markdown_table(["a", "b"], [["1|2", "3"]]), end="")
-    | a | b |
-    |---|---|
-    | 1/2 | 3 |
-    """
-    head, *body = (f"| {' | '.join(cell.replace('|', '/') for cell in line)} |\n" for line in (heads, *rows))
-    return "".join([head, f"|{'---|' * len(heads)}\n", *body])

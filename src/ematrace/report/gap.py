@@ -206,6 +206,11 @@ def share_text(found: Ratio) -> str:
     return f"{number(100 * found.share, 1)}%{ends}"
 
 
+def averaged_values(shares: Shares) -> Mapping[str, Ratio]:
+    """Over all orders, with the feed-forward layer in its two parts."""
+    return {**shares.players, **shares.split}
+
+
 def gap_heading(gap: GapData) -> str:
     if gap.scores.is_toy:
         return TOY_HEADING
@@ -314,9 +319,7 @@ def shares_sentence(gap: GapData) -> str:
     """On all texts; the tables have the intervals. Empty where an arm is missing."""
     if gap.outcome is None:
         return ""
-    of = {
-        name: listed([percent({**s.players, **s.split}[name]) for s in gap.shares]) for name in ("gradient", "context")
-    }
+    of = {name: listed([percent(averaged_values(s)[name]) for s in gap.shares]) for name in ("gradient", "context")}
     texts = listed([text_name(s.text) for s in gap.shares])
     sentence = (
         f"Averaged over the orders in which things can be changed, the straight-through gradient is {of['gradient']} "

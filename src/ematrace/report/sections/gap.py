@@ -24,20 +24,21 @@ from ematrace.analysis.gap_design import (
 )
 from ematrace.analysis.gap_scores import EXPERIMENT, TEXTS, TOY
 from ematrace.report.data import ReportData
-from ematrace.report.formatting import interval, listed, number, over_seeds, plural, with_interval
+from ematrace.report.formatting import interval, listed, number, over_seeds, p_value, plural, with_interval
 from ematrace.report.gap import (
     GapData,
     attention_name,
+    averaged_values,
     chain_chart,
     gap_size,
     other_reading,
     share_text,
     text_name,
 )
-from ematrace.report.gap_findings import second_rows
 from ematrace.report.gradient_cost import gradient_rows, gradient_share_rows, verdict_lines
 from ematrace.report.learning_rates import sweep_rows, sweeps_at
 from ematrace.report.parts import Block, Content, DataTable, Fold, Paragraph, code, plain_table
+from ematrace.report.second import second_rows
 from ematrace.report.sections.gap_trend import trend
 from ematrace.report.tables import Header, measure_table
 from ematrace.results import Sample
@@ -155,7 +156,7 @@ def chain_table(chain: Chain) -> DataTable:
 
 def _step_rows(step: Step, halves: Sequence[Step]) -> Iterator[list[Content]]:
     """The step; under the joined one its halves, which are no steps of their own and have no p-value."""
-    yield [step.name, *_changes(step), _p_value(step.p_value)]
+    yield [step.name, *_changes(step), p_value(step.p_value)]
     if JOINED_NAME in step.name:
         for half in halves:
             yield [f"of which {half.name}", *_changes(half), ""]
@@ -199,17 +200,13 @@ def _nats(sample: Sample) -> tuple[str, str]:
     return number(sample.mean, 3), interval(ends, 3) if ends else "–"
 
 
-def _p_value(p: float | None) -> str:
-    return "–" if p is None else "< .001" if p < 0.001 else number(p, 3)
-
-
 def _shares(gap: GapData) -> Iterator[Content]:
     if not gap.shares:
         return
     heads = ["factor", *(f"{text_name(s.text)}{what}" for s in gap.shares for what in (", nats", ", 95%", ", share"))]
     rows = [["whole distance", *(x for s in gap.shares for x in (*_nats(s.whole), ""))]]
     for key, name in FACTORS.items():
-        rows.append([name, *(x for s in gap.shares for x in _ratio({**s.players, **s.split}[key]))])
+        rows.append([name, *(x for s in gap.shares for x in _ratio(averaged_values(s)[key]))])
     yield Paragraph(
         "Shares do not depend on the order of the changes: they are Shapley values over the six orders, from EMA with "
         "the straight-through top-k, its context behind the feed-forward layer, to attention with rope, dense and "
