@@ -9,12 +9,12 @@ import pytest
 from rich.console import Console, RenderableType
 
 from cells_support import make_provenance
-from ematrace.ledger import LedgerRow, PaperFigure, build_ledger, load_claims
+from ematrace.ledger import VERDICTS, LedgerRow, PaperFigure, build_ledger, load_claims
 from ematrace.report import ledger_table, verdict_summary
 from ematrace.report.card import LEGEND, claim_card
 from ematrace.report.formatting import commit_of, fold_paths, hardware_of, interval, number, over_seeds, seed_count
 from ematrace.report.terminal import ledger_overview
-from ematrace.report.verdicts import ours_lines, short_names
+from ematrace.report.verdicts import LOOKS, ours_lines, short_names
 from ematrace.results import Sample, Selector, Table
 from report_support import fill
 
@@ -45,6 +45,10 @@ def text_of(shown: RenderableType, width: int = 80) -> str:
     with console.capture() as capture:
         console.print(shown)
     return capture.get()
+
+
+def test_every_verdict_has_a_sign() -> None:
+    assert set(LOOKS) == set(VERDICTS)
 
 
 class TestLedger:

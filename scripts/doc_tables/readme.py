@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 
 from doc_tables.blocks import ACCURACIES, drawn_difference, drawn_values, markdown_table, mean, mean_text, select, table
 from doc_tables.small_scale import SPCN
+from ematrace.ledger.verdicts import Verdict
 from ematrace.report.data import ReportData
 from ematrace.results import Factors
 
-SAID = {
+SAID: Mapping[Verdict, str] = {
     "reproduced": "{n} reproduced",
     "direction only": "{n} in direction only",
     "not reproduced": "{n} not reproduced",
@@ -67,7 +69,7 @@ def nouns(data: ReportData, _: str) -> str:
 @table("readme-counts")
 def counts(data: ReportData, _: str) -> str:
     """Those of the small-scale claims, and those of the others."""
-    found: dict[bool, Counter[str]] = {True: Counter(), False: Counter()}
+    found: dict[bool, Counter[Verdict]] = {True: Counter(), False: Counter()}
     for row in data.rows:
         found[data.claims[row.id].part == "small"][row.verdict] += 1
     least = min((row.n_seeds or 0 for row in data.rows if data.claims[row.id].part == "small"), default=0)
@@ -83,7 +85,5 @@ def counts(data: ReportData, _: str) -> str:
     )
 
 
-def _listed(verdicts: Counter[str]) -> str:
-    if unknown := verdicts.keys() - SAID.keys():
-        raise ValueError(f"no words for the verdict {', '.join(sorted(unknown))}")
+def _listed(verdicts: Counter[Verdict]) -> str:
     return ", ".join(text.format(n=verdicts[name]) for name, text in SAID.items() if verdicts[name])
