@@ -13,7 +13,7 @@ from ematrace.ledger import VERDICTS, LedgerRow, PaperFigure, build_ledger, load
 from ematrace.report import ledger_table, verdict_summary
 from ematrace.report.card import LEGEND, claim_card
 from ematrace.report.formatting import commit_of, fold_paths, hardware_of, interval, number, over_seeds, seed_count
-from ematrace.report.terminal import ledger_overview
+from ematrace.report.terminal import VerdictList
 from ematrace.report.verdicts import LOOKS, ours_lines, short_names
 from ematrace.results import Sample, Selector, Table
 from report_support import fill
@@ -86,7 +86,7 @@ class TestLedger:
     @pytest.mark.parametrize("width", [50, 80, 120])
     def test_the_overview_has_each_claim_under_its_verdict(self, rows: list[LedgerRow], width: int) -> None:
         claims = load_claims()
-        text = text_of(ledger_overview(rows, claims), width)
+        text = text_of(VerdictList(rows, claims), width)
         assert all(len(line) <= width for line in text.splitlines())
         groups = {head.split("  ")[0]: body for head, body in re.findall(r"^([^ 0-9].*)\n((?: .*\n)+)", text, re.M)}
         for row in rows:

@@ -7,12 +7,12 @@ from collections.abc import Callable, Mapping
 from doc_tables.blocks import markdown_table, table
 from doc_tables.gap_prose import NOT_RECORDED, details, findings, recall_finding, verdict_on_traces
 from doc_tables.gap_rows import best_rate_rows, chain_rows, place_rows, second_step_rows, share_rows, split_rows
-from ematrace.report.all_units import network_lines, network_rows
 from ematrace.report.data import ReportData
 from ematrace.report.formatting import Rows
+from ematrace.report.gap_all_units import network_lines, network_rows
+from ematrace.report.gap_halves import halves_rows
+from ematrace.report.gap_predictions import context_rows, prediction_rows, worth_rows
 from ematrace.report.gradient_cost import gradient_rows, gradient_share_rows, start_rows, verdict_lines
-from ematrace.report.gradient_halves import halves_rows
-from ematrace.report.predictions import context_rows, prediction_rows, worth_rows
 from ematrace.report.second import second_rows
 
 Build = Callable[[ReportData], Rows | None]

@@ -47,7 +47,7 @@ UNCLEAR: Mapping[Verdict, str] = {
 
 
 @dataclass(frozen=True)
-class Finding:
+class HeadlineFinding:
     """`holds` and `fails` are headings, by the verdict on `claim`; `fails` says that it is the paper that says it."""
 
     topic: str
@@ -79,7 +79,7 @@ class FindingView:
         return LEAD if self.chart is not None else len(self.points)
 
 
-def build_finding(finding: Finding, data: ReportData) -> FindingView | None:
+def build_finding(finding: HeadlineFinding, data: ReportData) -> FindingView | None:
     """None where the claims are others than the paper's."""
     found = {row.id: row for row in data.rows}.get(finding.claim)
     if found is None:
@@ -136,7 +136,7 @@ def shown(sample: Sample) -> str:
     return f"{sample.mean:.1%}" if sample.unit == "accuracy" else count(sample.mean)
 
 
-def _heading(finding: Finding, row: LedgerRow) -> str | None:
+def _heading(finding: HeadlineFinding, row: LedgerRow) -> str | None:
     """None where there is nothing to say yet."""
     if row.verdict in HOLDS:
         return finding.holds
@@ -193,7 +193,7 @@ def _streams(model: str, streams: int) -> Selector:
 
 
 FINDINGS = (
-    Finding(
+    HeadlineFinding(
         "Structure",
         "C04",
         "EMA traces carry structure.",
@@ -212,7 +212,7 @@ FINDINGS = (
         },
         structure_chart,
     ),
-    Finding(
+    HeadlineFinding(
         "Content",
         "C18",
         "Which noun it was is washed out of the slow trace; structure stays.",
@@ -231,7 +231,7 @@ FINDINGS = (
         },
         content_chart,
     ),
-    Finding(
+    HeadlineFinding(
         "Cost",
         "F5",
         "With a fused kernel SPEN streams a text faster than a GPT-2 of its size.",

@@ -22,7 +22,7 @@ from ematrace.report.verdicts import (
     why_undecided,
 )
 
-COLUMN = 39  # characters of a claim's id and title in the overview
+COLUMN = 39  # characters of a claim's id and title in a list
 MEANINGS: Mapping[Verdict, str] = {
     "reproduced": "direction and figure hold (* the grammar was chosen knowing it)",
     "direction only": "its figure is missed",
@@ -100,7 +100,7 @@ def _drawn(row: LedgerRow) -> str:
 
 
 @dataclass(frozen=True)
-class Overview:
+class VerdictList:
     """Every claim by its verdict, in as many columns as fit."""
 
     rows: Sequence[LedgerRow]
@@ -131,10 +131,6 @@ class Overview:
         for i in range(0, len(cells), 2 * count):
             table.add_row(*cells[i : i + 2 * count])
         return table
-
-
-def ledger_overview(rows: Sequence[LedgerRow], claims: Claims) -> Overview:
-    return Overview(tuple(rows), claims)
 
 
 def claims_table(rows: Sequence[LedgerRow], claims: Claims) -> Table:
