@@ -12,8 +12,8 @@ from ematrace.report.formatting import Rows
 from ematrace.report.gap_all_units import network_lines, network_rows
 from ematrace.report.gap_halves import halves_rows
 from ematrace.report.gap_predictions import context_rows, prediction_rows, worth_rows
+from ematrace.report.gap_second import second_rows
 from ematrace.report.gradient_cost import gradient_rows, gradient_share_rows, start_rows, verdict_lines
-from ematrace.report.second import second_rows
 
 Build = Callable[[ReportData], Rows | None]
 # By the name of the block: what makes its rows, and the experiments that it waits for.

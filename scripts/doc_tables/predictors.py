@@ -9,8 +9,8 @@ from doc_tables.blocks import NOT_RECORDED, difference, markdown_table, mean, se
 from ematrace.report.data import ReportData
 from ematrace.report.formatting import number, plural
 from ematrace.report.gap_predictions import BLOCKS, PREDICTORS
+from ematrace.report.gap_switches import switch_tables
 from ematrace.report.sections.gap_controls import HELD_OUT
-from ematrace.report.switches import switch_tables
 from ematrace.results import Factors, Selection
 
 EXPERIMENT = "gap_predictors"

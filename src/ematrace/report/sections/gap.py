@@ -35,10 +35,10 @@ from ematrace.report.gap import (
     share_text,
     text_name,
 )
+from ematrace.report.gap_second import second_rows
 from ematrace.report.gradient_cost import gradient_rows, gradient_share_rows, verdict_lines
 from ematrace.report.learning_rates import sweep_rows, sweeps_at
 from ematrace.report.parts import Block, Content, DataTable, Fold, Paragraph, code, plain_table
-from ematrace.report.second import second_rows
 from ematrace.report.sections.gap_trend import trend
 from ematrace.report.tables import Header, measure_table
 from ematrace.results import Sample

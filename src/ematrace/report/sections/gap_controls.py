@@ -12,9 +12,9 @@ from ematrace.report.formatting import number
 from ematrace.report.gap_all_units import network_lines, network_rows
 from ematrace.report.gap_halves import halves_rows
 from ematrace.report.gap_predictions import BLOCKS, PREDICTORS, context_rows, prediction_rows, worth_rows
+from ematrace.report.gap_switches import SwitchTables, switch_tables
 from ematrace.report.gradient_cost import start_rows
 from ematrace.report.parts import Content, DataTable, Paragraph, plain_table
-from ematrace.report.switches import SwitchTables, switch_tables
 from ematrace.report.tables import Header, measure_table
 from ematrace.results import Factors, Selector
 
