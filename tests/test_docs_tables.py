@@ -17,7 +17,7 @@ import pytest
 from cells_support import make_file, make_row, make_table, recorded_cells
 from ematrace.analysis.choices import Quantity, change_of, under_choice
 from ematrace.analysis.gap_design import ATTENTION, CHAIN, EMA, STEP_ENDS
-from ematrace.ledger import build_ledger, load_claims
+from ematrace.ledger import VERDICTS, build_ledger, load_claims
 from ematrace.report.data import ReportData
 from ematrace.report.sections.choices import choices as choices_section
 from ematrace.results import CellFile, Row, Selector, Table, read_file, write_file
@@ -30,6 +30,8 @@ sys.path.insert(0, str(ROOT / "scripts"))
 
 import write_tables  # noqa: E402
 from doc_tables import TABLES, chain_picture, marked, rewrite, small_scale  # noqa: E402
+from doc_tables.blocks import markdown_table  # noqa: E402
+from doc_tables.readme import SAID  # noqa: E402
 
 TABLE = re.compile(r"<!-- table: .*?<!-- end -->", re.DOTALL)
 NUMBER = re.compile(r"(?<![\d.])(?:\d*\.\d{2,3}\b|\d+(?:\.\d)?(?=%| to \d+(?:\.\d)?%))")
@@ -254,6 +256,9 @@ class TestMarkers:
 
 
 class TestVerdicts:
+    def test_the_readme_has_words_for_each(self) -> None:
+        assert set(SAID) == set(VERDICTS)
+
     def test_those_before_are_of_every_small_claim(self) -> None:
         of_claims = [claim.id for claim in load_claims() if claim.part == "small"]
         assert sorted(small_scale.BEFORE) == sorted([*of_claims, "C22", "C46"])
@@ -288,6 +293,10 @@ class TestVerdicts:
     def test_cells_of_another_grammar_fill_nothing(self) -> None:
         data = made(*runs("controls", [[accuracies(0.5, features="ema_onehot")]] * 2, grammar="default"))
         assert write("controls", data) == "`trace_probe`, `controls`, `ablations`: not recorded yet.\n"
+
+
+def test_a_stroke_does_not_end_its_cell() -> None:
+    assert markdown_table(["a", "b"], [["1|2", "3"]]) == "| a | b |\n|---|---|\n| 1/2 | 3 |\n"
 
 
 def test_differences_are_over_pairs_of_seeds() -> None:

@@ -9,8 +9,8 @@ import pytest
 from cells_support import make_file, make_table
 from ematrace.analysis.gap_all_units import all_on_difference, build_networks, build_turn, reading
 from ematrace.ledger import build_ledger, load_claims
-from ematrace.report.all_units import network_lines, network_rows
 from ematrace.report.data import ReportData
+from ematrace.report.gap_all_units import network_lines, network_rows
 from ematrace.report.page import render_report
 from ematrace.results import CellFile, Metric, Row, Table
 

@@ -13,7 +13,7 @@ from ematrace.analysis.gap_design import CHAIN
 from ematrace.analysis.gap_halves import BOTH, THROUGH, TRUE, WEIGHTS, build_halves
 from ematrace.ledger import build_ledger, load_claims
 from ematrace.report.data import ReportData
-from ematrace.report.gradient_halves import halves_rows
+from ematrace.report.gap_halves import halves_rows
 from ematrace.report.page import render_report
 from ematrace.results import CellFile, Metric
 from gap_support import run

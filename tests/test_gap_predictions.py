@@ -19,8 +19,8 @@ from ematrace.experiments.gap_predictors import ABLATION, NOTHING, PredictorArm
 from ematrace.experiments.gap_task import build_arm, matched_width, score, training_text
 from ematrace.ledger import build_ledger, load_claims
 from ematrace.report.data import ReportData
+from ematrace.report.gap_predictions import context_rows, prediction_rows, worth_rows
 from ematrace.report.page import render_report
-from ematrace.report.predictions import context_rows, prediction_rows, worth_rows
 from ematrace.results import CellFile, Row, Sample, Table
 from ematrace.traces import ema_traces
 from test_gap_gradients import context

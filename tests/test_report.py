@@ -13,11 +13,12 @@ from markupsafe import escape
 
 from bench_support import made_up_file
 from cells_support import make_file, make_row
-from ematrace.ledger import Claim, Claims, Direction, PaperFigure, load_claims, parse_claims
+from ematrace.ledger import VERDICTS, Claim, Claims, Direction, PaperFigure, load_claims, parse_claims
 from ematrace.report import write_report
 from ematrace.report.charts import CAP, N_STYLES, Line, LineChart, Point, linear_axis
 from ematrace.report.compact import compact
 from ematrace.report.data import ReportData
+from ematrace.report.findings import FAILS, HOLDS, UNCLEAR
 from ematrace.report.formatting import interval, number
 from ematrace.report.overview import Overview, numbers_of, without_factors, without_repetition
 from ematrace.report.page import render_report, title_of
@@ -322,6 +323,11 @@ class TestFindings:
         page = render(recorded_only(tmp_path, *files), tmp_path)
         assert "EMA traces carry structure." not in page
         assert "The paper says that traces carry structure. Not reproduced here." in page
+
+    def test_every_verdict_has_a_heading(self) -> None:
+        """But for those that no results speak for."""
+        headed = [*HOLDS, *FAILS, *UNCLEAR]
+        assert sorted([*headed, "open", "not testable here"]) == sorted(VERDICTS)
 
     def test_a_finding_that_lacks_numbers_names_what_measures_them(self, tmp_path: Path) -> None:
         """The claim's own experiment is there; what is missing is another one."""

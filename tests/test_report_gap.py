@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from html import unescape
@@ -22,17 +23,6 @@ from ematrace.report.charts import Fall, LineChart, RowChart, waterfall_chart
 from ematrace.report.data import ReportData
 from ematrace.report.findings import FindingView, gap_finding
 from ematrace.report.gap import GapData
-from ematrace.report.gap_findings import (
-    NOT_RECORDED,
-    chain_rows,
-    details,
-    findings,
-    place_rows,
-    recall_finding,
-    share_rows,
-    split_rows,
-    verdict_on_traces,
-)
 from ematrace.report.gap_terminal import chain_view
 from ematrace.report.page import render_report
 from ematrace.report.parts import DataTable
@@ -41,6 +31,11 @@ from ematrace.report.sections.gap_trend import trend
 from ematrace.results import CellFile, Metric, Row, Store, write_file
 from gap_support import ARMS, NATS, run, sweep
 from report_support import charts_in, value_at
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "scripts"))
+
+from doc_tables.gap_prose import NOT_RECORDED, details, findings, recall_finding, verdict_on_traces
+from doc_tables.gap_rows import chain_rows, place_rows, share_rows, split_rows
 
 
 def nats_of(arm: ArmFactors) -> float:

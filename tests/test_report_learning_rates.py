@@ -2,20 +2,35 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+
 import pytest
 
 from cells_support import make_table
 from ematrace.analysis.gap_design import CHAIN
-from ematrace.report.learning_rates import best_rate_rows, sweep_rows
+from ematrace.ledger import Claims
+from ematrace.report.data import ReportData
+from ematrace.report.formatting import Rows
+from ematrace.report.learning_rates import sweep_rows
+from ematrace.results import CellFile
 from gap_support import run, sweep
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "scripts"))
+
+from doc_tables.gap_rows import best_rate_rows
 
 SPEN, GPT2 = CHAIN[0], CHAIN[-1]
 AGAIN = [run(SPEN, seed, 5.3, 4.0, lr=0.004, experiment="gap_rates") for seed in (1001, 1002)]  # 5.04 on all tokens
 LARGER = sweep((GPT2,), rates=(0.001, 0.002), best=0.002, experiment="gap_size_rates", size="7m")
 
 
+def best_rates(*files: CellFile) -> Rows | None:
+    return best_rate_rows(ReportData(make_table(*files), Claims(()), ()))
+
+
 def test_the_best_rate_and_those_beside_it() -> None:
-    found = best_rate_rows(make_table(*sweep((SPEN,)), *AGAIN, *LARGER))
+    found = best_rates(*sweep((SPEN,)), *AGAIN, *LARGER)
     assert found is not None
     heads, rows = found
     assert heads[2:] == ["rates tried", "best rate", "nats at half of it", "nats at it", "nats at double"]
@@ -26,7 +41,7 @@ def test_the_best_rate_and_those_beside_it() -> None:
 
 
 def test_a_neighbour_that_is_not_half_or_double_is_not_called_so() -> None:
-    found = best_rate_rows(make_table(*sweep((SPEN,), rates=(0.001, 0.004, 0.016)), *sweep((GPT2,), size="toy")))
+    found = best_rates(*sweep((SPEN,), rates=(0.001, 0.004, 0.016)), *sweep((GPT2,), size="toy"))
     assert found is not None
     [row] = found[1]  # no toy
     assert row[3:] == ["0.004, not settled", "\u2013", "4.800", "\u2013"]
@@ -46,4 +61,4 @@ def test_every_rate_of_a_size() -> None:
 @pytest.mark.parametrize("size", ["30m", "small"])
 def test_nothing_where_nothing_was_swept(size: str) -> None:
     assert sweep_rows(make_table(*LARGER), size) is None
-    assert best_rate_rows(make_table()) is None
+    assert best_rates() is None

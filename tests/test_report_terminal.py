@@ -9,12 +9,12 @@ import pytest
 from rich.console import Console, RenderableType
 
 from cells_support import make_provenance
-from ematrace.ledger import LedgerRow, PaperFigure, build_ledger, load_claims
+from ematrace.ledger import VERDICTS, LedgerRow, PaperFigure, build_ledger, load_claims
 from ematrace.report import ledger_table, verdict_summary
 from ematrace.report.card import LEGEND, claim_card
 from ematrace.report.formatting import commit_of, fold_paths, hardware_of, interval, number, over_seeds, seed_count
-from ematrace.report.terminal import ledger_overview
-from ematrace.report.verdicts import ours_lines, short_names
+from ematrace.report.terminal import VerdictList
+from ematrace.report.verdicts import LOOKS, ours_lines, short_names
 from ematrace.results import Sample, Selector, Table
 from report_support import fill
 
@@ -45,6 +45,10 @@ def text_of(shown: RenderableType, width: int = 80) -> str:
     with console.capture() as capture:
         console.print(shown)
     return capture.get()
+
+
+def test_every_verdict_has_a_sign() -> None:
+    assert set(LOOKS) == set(VERDICTS)
 
 
 class TestLedger:
@@ -82,7 +86,7 @@ class TestLedger:
     @pytest.mark.parametrize("width", [50, 80, 120])
     def test_the_overview_has_each_claim_under_its_verdict(self, rows: list[LedgerRow], width: int) -> None:
         claims = load_claims()
-        text = text_of(ledger_overview(rows, claims), width)
+        text = text_of(VerdictList(rows, claims), width)
         assert all(len(line) <= width for line in text.splitlines())
         groups = {head.split("  ")[0]: body for head, body in re.findall(r"^([^ 0-9].*)\n((?: .*\n)+)", text, re.M)}
         for row in rows:

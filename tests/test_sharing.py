@@ -75,7 +75,7 @@ def wait_for(condition: Callable[[], bool]) -> bool:
 @pytest.fixture
 def _quick_looks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sharing, "INTERVAL", 0.02)
-    monkeypatch.setattr(sharing, "_bound_to", lambda: 2)
+    monkeypatch.setattr(sharing, "available_cores", lambda: 2)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
 
 
@@ -108,7 +108,7 @@ def test_as_many_teams_as_exceed_the_processors(
     """libgomp counts `threads` for the first team and one less for each other; it must find more than processors."""
     made: list[int] = []
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
-    monkeypatch.setattr(sharing, "_bound_to", lambda: bound)
+    monkeypatch.setattr(sharing, "available_cores", lambda: bound)
     monkeypatch.setattr(sharing.Meter, "others", lambda self: float(bound))
     monkeypatch.setattr(sharing, "_SpareThreads", lambda n: made.append(n) or SimpleNamespace(end=lambda: None))
     with sharing.shared_processors():

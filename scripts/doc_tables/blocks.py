@@ -72,6 +72,12 @@ def rewrite(text: str, data: ReportData, page: str) -> str:
     return _BLOCK.sub(replaced, text)
 
 
+def markdown_table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A stroke, which would end its cell, becomes a slash."""
+    head, *body = (f"| {' | '.join(cell.replace('|', '/') for cell in line)} |\n" for line in (heads, *rows))
+    return "".join([head, f"|{'---|' * len(heads)}\n", *body])
+
+
 def cells_of(block: str) -> list[list[str]]:
     """The rows of a block's first table, without head and rule."""
     lines = [line for line in block.splitlines() if line.startswith("|")]
@@ -89,7 +95,11 @@ def means(cells: Table, experiment: str, metrics: Sequence[str], where: Factors,
     found = [select(cells, experiment, metric, where) for metric in metrics]
     if all(selection is None for selection in found):
         return NOT_RECORDED
-    return separator.join("–" if s is None else number(s.sample.mean) for s in found)
+    return separator.join(map(mean_text, found))
+
+
+def mean_text(selection: Selection | None, missing: str = "–", decimals: int | None = None) -> str:
+    return missing if selection is None else number(selection.sample.mean, decimals)
 
 
 def mean(cells: Table, experiment: str, metric: str, where: Factors) -> str:
@@ -106,7 +116,7 @@ def difference(one: Selection | None, other: Selection | None) -> str:
     if pairs is None:
         return NOT_RECORDED
     mean = math.fsum(pairs[0]) / len(pairs[0]) - math.fsum(pairs[1]) / len(pairs[1])
-    return with_interval(mean, paired_difference_interval(*pairs))
+    return with_brackets(mean, paired_difference_interval(*pairs))
 
 
 def drawn_values(data: ReportData, experiment: str, metric: str, where: Factors) -> dict[int, float]:
@@ -122,10 +132,10 @@ def drawn_difference(one: Mapping[int, float], other: Mapping[int, float]) -> st
         return NOT_RECORDED
     pairs = [one[draw] for draw in both], [other[draw] for draw in both]
     mean = math.fsum(pairs[0]) / len(both) - math.fsum(pairs[1]) / len(both)
-    return with_interval(mean, paired_difference_interval(*pairs))
+    return with_brackets(mean, paired_difference_interval(*pairs))
 
 
-def with_interval(mean: float, ends: tuple[float, float]) -> str:
+def with_brackets(mean: float, ends: tuple[float, float]) -> str:
     low, high = map(_signed, ends)
     return f"{_signed(mean)} [{low}, {high}]"
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-from doc_tables.blocks import ACCURACIES, NOT_RECORDED, cells_of, means, seeds_of, select, table
+from doc_tables.blocks import ACCURACIES, NOT_RECORDED, cells_of, markdown_table, means, seeds_of, select, table
 from ematrace.analysis.choices import DEFAULT, EXPERIMENT, SCATTER, Change, Quantity, change_of, hold_under
 from ematrace.report.data import ReportData
-from ematrace.report.formatting import markdown_table, number
+from ematrace.report.formatting import number
 from ematrace.report.sections.choices import change_text, comparisons_of, failing_text, measured_figures, names_of
 from ematrace.results import Selector
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import product
 
-from doc_tables.blocks import NOT_RECORDED, mean, seeds_of, select, table
+from doc_tables.blocks import NOT_RECORDED, markdown_table, mean, seeds_of, select, table
 from ematrace.report.data import ReportData
-from ematrace.report.formatting import TINY, markdown_table, number
+from ematrace.report.formatting import TINY, number
 from ematrace.report.sections.trace_tokens import BASELINES, EXPERIMENT, READERS, REPRESENTATIONS, SEQUENCES
 from ematrace.results import Factors, Selection
 

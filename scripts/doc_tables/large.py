@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import math
 
-from doc_tables.blocks import NOT_RECORDED, mean, seeds_of, select, table
+from doc_tables.blocks import NOT_RECORDED, markdown_table, mean, mean_text, seeds_of, select, table
 from ematrace.report.data import ReportData
-from ematrace.report.formatting import MINUS, markdown_table, number, plural
-from ematrace.report.gap import listed
+from ematrace.report.formatting import MINUS, listed, millions, number, plural
+from ematrace.report.gap import TEXT_NAMES
 from ematrace.report.sections.spen import AT_130M, BUDGETS_130M
 from ematrace.results import Factors, Selection
 
 EXPERIMENT = "gap_130m"
-TEXTS = {"validation": "held-out text", "wikitext2": "WikiText-2", "c4": "C4"}
 SLICES = {"recall": "repeated pairs", "other": "other tokens"}
 SPEN: Factors = {**AT_130M["SPEN, Algorithm 1"], "size": "130m", "budget": "tokens"}
 GPT2 = "GPT-2, SPEN's parameters"
@@ -33,18 +32,15 @@ def at_130m(data: ReportData, _: str) -> str:
                     mean(data.table, EXPERIMENT, "perplexity", {**arm, "text": text, "state": state})
                     for state in ("reset", "carried")
                 )
-                for text in TEXTS
+                for text in TEXT_NAMES
             ]
-            of_slices = [
-                number(None if (found := of_text(data, arm, "validation", part)) is None else found.sample.mean, 3)
-                for part in ("all", *SLICES)
-            ]
+            of_slices = [mean_text(of_text(data, arm, "validation", part), decimals=3) for part in ("all", *SLICES)]
             passes = " / ".join(mean(data.table, EXPERIMENT, "pass_end_nats", {**arm, "pass": i}) for i in (1, 2))
-            lines.append((f"{label}{note}", f"{tokens.sample.mean / 1e6:.1f}M", *cells, *of_slices, passes))
+            lines.append((f"{label}{note}", millions(tokens.sample.mean), *cells, *of_slices, passes))
             used.append(tokens)
-    unigram = [mean(data.table, EXPERIMENT, "unigram_perplexity", {**SPEN, "text": text}) for text in TEXTS]
+    unigram = [mean(data.table, EXPERIMENT, "unigram_perplexity", {**SPEN, "text": text}) for text in TEXT_NAMES]
     lines.append(("*unigram*", "", *unigram, *[""] * (len(SLICES) + 2)))
-    heads = ("model", "tokens", *TEXTS.values(), "held-out nats", *SLICES.values(), "training nats")
+    heads = ("model", "tokens", *TEXT_NAMES.values(), "held-out nats", *SLICES.values(), "training nats")
     return markdown_table(heads, lines) + f"\n{seeds_of(used)}\n"
 
 
@@ -56,7 +52,7 @@ def gap_130m(data: ReportData, _: str) -> str:
     def beside_spen(label: str, budget: str) -> str:
         arm: Factors = {**AT_130M[label], "size": "130m", "budget": budget}
         found = []
-        for text in TEXTS:
+        for text in TEXT_NAMES:
             mean, seeds = more_nats(of_text(data, arm, text), of_text(data, SPEN, text))
             counts.update([seeds] if seeds else [])
             found.append(NOT_RECORDED if mean is None else number(mean, 3, signed=True))
@@ -66,8 +62,9 @@ def gap_130m(data: ReportData, _: str) -> str:
         beside_spen("SPEN, masked gradient", "tokens"), beside_spen(GPT2, "tokens"), beside_spen(GPT2, "flops")
     )  # fmt: skip
     few, *more = sorted(counts) or [0]
+    texts = listed([*TEXT_NAMES.values()])
     return (
-        f"At 130M parameters, nats more (+) or fewer ({MINUS}) than SPEN's block on {listed([*TEXTS.values()])}: the "
+        f"At 130M parameters, nats more (+) or fewer ({MINUS}) than SPEN's block on {texts}: the "
         f"same with the true gradient {masked}; GPT-2's block {tokens} at equal tokens and {flops} at equal FLOPs. "
         f"{f'{few} to {more[-1]} seeds' if more else plural(few, 'seed')}.\n"
     )

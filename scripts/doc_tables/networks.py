@@ -5,10 +5,20 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from doc_tables.blocks import ACCURACIES, NOT_RECORDED, difference, means, seeds_of, select, table
+from doc_tables.blocks import (
+    ACCURACIES,
+    NOT_RECORDED,
+    difference,
+    markdown_table,
+    mean_text,
+    means,
+    seeds_of,
+    select,
+    table,
+)
 from ematrace.ledger import tolerance_band
 from ematrace.report.data import ReportData
-from ematrace.report.formatting import markdown_table, number
+from ematrace.report.formatting import number
 from ematrace.results import Factors, Selection, Selector
 from ematrace.results.schema import Factor
 
@@ -51,7 +61,7 @@ def diagnosis(data: ReportData, _: str) -> str:
             where: Factors = {"diagnosis": "forward", "level": level}
             found = [select(data.cells, "networks", metric, {**of(network), **where}) for network in NETWORKS]
             used += found
-            shown = [NOT_RECORDED if s is None else number(s.sample.mean) for s in found]
+            shown = [mean_text(s, NOT_RECORDED) for s in found]
             predicted = level < top or metric != "precision_in_range"
             cells.append(" → ".join(shown) if predicted else "nothing predicts it")
         lines.append((f"L{level}", *cells))

@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from itertools import pairwise
 from xml.sax.saxutils import escape
 
+from doc_tables.gap_prose import NOT_RECORDED
 from ematrace.analysis.gap import Chain
 from ematrace.analysis.gap_design import END, START
 from ematrace.report.data import ReportData
-from ematrace.report.formatting import number
-from ematrace.report.gap import PARTS, GapData, text_name, with_interval
-from ematrace.report.gap_findings import NOT_RECORDED
+from ematrace.report.formatting import number, with_interval
+from ematrace.report.gap import PARTS, GapData, text_name
 
 WIDTH, ROW, TOP, LEFT, RIGHT = 960, 28, 64, 360, 160  # pixels; the bars are between LEFT and RIGHT
 # The colours of the parts are those of the page (report/templates/style.css).

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from statistics import median
 
-from doc_tables.blocks import NOT_RECORDED, difference, mean, seeds_of, select, table
+from doc_tables.blocks import NOT_RECORDED, difference, markdown_table, mean, seeds_of, select, table
 from ematrace.report.data import ReportData
-from ematrace.report.formatting import markdown_table, number, plural
-from ematrace.report.predictions import BLOCKS, PREDICTORS
+from ematrace.report.formatting import number, plural
+from ematrace.report.gap_predictions import BLOCKS, PREDICTORS
+from ematrace.report.gap_switches import switch_tables
 from ematrace.report.sections.gap_controls import HELD_OUT
-from ematrace.report.switches import switch_tables
 from ematrace.results import Factors, Selection
 
 EXPERIMENT = "gap_predictors"
@@ -126,7 +126,7 @@ def switches(data: ReportData, _: str) -> str:
     if (found := switch_tables(data)) is None:
         return f"The three switches are {NOT_RECORDED}.\n"
     return (
-        f"Nats gained over the static predictor:\n\n{markdown_table(found.gains[0], found.gains[1:])}\n"
+        f"Nats gained over the static predictor:\n\n{markdown_table(*found.gains)}\n"
         "What each switch adds to that gain, on average over the settings of the other two:\n\n"
-        f"{markdown_table(found.effects[0], found.effects[1:])}\n{found.verdict}\n"
+        f"{markdown_table(*found.effects)}\n{found.verdict}\n"
     )

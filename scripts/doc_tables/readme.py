@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 
-from doc_tables.blocks import ACCURACIES, drawn_difference, drawn_values, mean, select, table
+from doc_tables.blocks import ACCURACIES, drawn_difference, drawn_values, markdown_table, mean, mean_text, select, table
 from doc_tables.small_scale import SPCN
+from ematrace.ledger.verdicts import Verdict
 from ematrace.report.data import ReportData
-from ematrace.report.formatting import markdown_table, number
 from ematrace.results import Factors
 
-SAID = {
+SAID: Mapping[Verdict, str] = {
     "reproduced": "{n} reproduced",
     "direction only": "{n} in direction only",
     "not reproduced": "{n} not reproduced",
@@ -54,7 +55,7 @@ def nouns(data: ReportData, _: str) -> str:
 
     def at(metric: str, **where: str) -> str:
         found = [select(data.table, "lag_decoding", metric, {**where, "lag": lag}) for lag in (1, 2, 3)]
-        return ", ".join("–" if one is None else number(one.sample.mean) for one in found)
+        return ", ".join(map(mean_text, found))
 
     read, guessed = at("noun_accuracy", reader="probe", trace="slow"), at("noun_accuracy", reader="role")
     untold = at("noun_among_words_accuracy", reader="probe", trace="slow")
@@ -68,7 +69,7 @@ def nouns(data: ReportData, _: str) -> str:
 @table("readme-counts")
 def counts(data: ReportData, _: str) -> str:
     """Those of the small-scale claims, and those of the others."""
-    found: dict[bool, Counter[str]] = {True: Counter(), False: Counter()}
+    found: dict[bool, Counter[Verdict]] = {True: Counter(), False: Counter()}
     for row in data.rows:
         found[data.claims[row.id].part == "small"][row.verdict] += 1
     least = min((row.n_seeds or 0 for row in data.rows if data.claims[row.id].part == "small"), default=0)
@@ -84,7 +85,5 @@ def counts(data: ReportData, _: str) -> str:
     )
 
 
-def _listed(verdicts: Counter[str]) -> str:
-    if unknown := verdicts.keys() - SAID.keys():
-        raise ValueError(f"no words for the verdict {', '.join(sorted(unknown))}")
+def _listed(verdicts: Counter[Verdict]) -> str:
     return ", ".join(text.format(n=verdicts[name]) for name, text in SAID.items() if verdicts[name])

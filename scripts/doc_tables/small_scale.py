@@ -12,17 +12,19 @@ from doc_tables.blocks import (
     difference,
     drawn_difference,
     drawn_values,
+    markdown_table,
     mean,
+    mean_text,
     means,
     seeds_of,
     select,
     table,
-    with_interval,
+    with_brackets,
 )
 from ematrace.analysis.equivalence import MARGIN, compare_by_k
 from ematrace.ledger import Claim, LedgerRow
 from ematrace.report.data import ReportData
-from ematrace.report.formatting import markdown_table, number, plural
+from ematrace.report.formatting import number, plural
 from ematrace.report.verdicts import LETTERS, checks_line, ours_lines, short_names
 from ematrace.results import Factors, Selector
 
@@ -236,7 +238,7 @@ def distances(data: ReportData, _: str) -> str:
             where: Factors = {"points": name, "code": code}
             found = [select(data.table, "distances", metric, where) for metric in metrics]
             missing = "–" if any(found) else NOT_RECORDED
-            shown = [missing if s is None else number(s.sample.mean) for s in found]
+            shown = [mean_text(s, missing) for s in found]
             lines.append((label, after, epsilon, *shown))
     heads = ("points", "after", "ε of the lemma", "largest distortion", "share of pairs within ε", "rank correlation")
     used = select(data.table, "distances", "max_distortion", {"points": "words", "code": "linear"})
@@ -267,7 +269,7 @@ def shortcuts(data: ReportData, _: str) -> str:
         ours = mean(data.table, "shortcuts", metric, where)
         probe = select(data.table, "shortcuts", f"spcn_{metric}", where)
         missing = NOT_RECORDED if ours == NOT_RECORDED else "–"
-        lines.append((label, ours, missing if probe is None else number(probe.sample.mean)))
+        lines.append((label, ours, mean_text(probe, missing)))
     used = select(data.table, "shortcuts", "content_accuracy", {"input": "intact"})
     return markdown_table(("the word is", "BiGRU", "SPCN's probe"), lines) + f"\n{seeds_of([used])}\n"
 
@@ -281,7 +283,7 @@ def by_k(data: ReportData, _: str) -> str:
         for k in dict.fromkeys(c.where["k"] for c in found):
             of_k = {c.metric: c for c in found if c.where["k"] == k}
             cells = [
-                f"{with_interval(of_k[m].difference, of_k[m].interval)} {of_k[m].outcome}" if m in of_k else "–"
+                f"{with_brackets(of_k[m].difference, of_k[m].interval)} {of_k[m].outcome}" if m in of_k else "–"
                 for m in ACCURACIES
             ]
             lines.append((label, f"{float(k):.0%}", *cells, str(max(c.seeds for c in of_k.values()))))

@@ -33,6 +33,12 @@ def read_bytes(path: str | Path) -> bytes:
         raise _naming(path, error) from None
 
 
+def show_path(path: Path) -> str:
+    """Relative to the working directory if the file is under it."""
+    full, here = path.resolve(), Path.cwd().resolve()
+    return full.relative_to(here).as_posix() if full.is_relative_to(here) else str(full)
+
+
 def parse_json(text: str | bytes, name: str | Path, kind: type = dict, *, allow_nan: bool = False) -> Any:
     """What a JSON text holds, a value of type `kind` (`object`: any). Errors are one-line `ValueError`s about `name`.
 

@@ -22,6 +22,20 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     return f"; did you mean {spelt[close[0]]}?" if close else ""
 
 
+def consecutive_runs(numbers: Iterable[int]) -> list[list[int]]:
+    """
+    >>> consecutive_runs([0, 1, 2, 4, 1000, 1001])
+    [[0, 1, 2], [4], [1000, 1001]]
+    """
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    return runs
+
+
 def parse_value(text: str) -> Any:
     """A value is JSON where it is JSON, else text.
 

@@ -70,7 +70,7 @@ class Meter:
 
 def processors() -> int:
     """The processors that this process may use: those it is bound to, and no more than its container has."""
-    n = _bound_to()
+    n = available_cores()
     try:
         quota, period = QUOTA.read_text(encoding="ascii").split()
         return min(n, max(1, math.ceil(int(quota) / int(period))))
@@ -78,7 +78,8 @@ def processors() -> int:
         return n
 
 
-def _bound_to() -> int:
+def available_cores() -> int:
+    """Those this process is bound to, not those of the machine. Its container may give it less of their time."""
     try:
         return len(os.sched_getaffinity(0))
     except AttributeError:  # not Linux
@@ -112,7 +113,7 @@ def shared_processors() -> Iterator[None]:
 @contextmanager
 def _limited_threads() -> Iterator[None]:
     n, torch = processors(), sys.modules.get("torch")
-    if "OMP_NUM_THREADS" in os.environ or n >= _bound_to():
+    if "OMP_NUM_THREADS" in os.environ or n >= available_cores():
         yield
     elif torch is None:
         os.environ["OMP_NUM_THREADS"] = str(n)
@@ -136,7 +137,7 @@ def _watch(meter: Meter, done: threading.Event) -> None:
         others = meter.others()
         if others is None or not hasattr(torch, "get_num_threads"):  # not imported, or not wholly
             continue
-        threads, n = torch.get_num_threads(), _bound_to()
+        threads, n = torch.get_num_threads(), available_cores()
         missing = others + threads - n
         if spare is None and threads > 1 and missing > BUSY:
             spare = _SpareThreads(min((n - threads) // (threads - 1) + 1, MOST_TEAMS))

@@ -108,7 +108,7 @@ def show_verdicts(plan: Plan, command: Reproduce, claims: Claims, console: Conso
     """Of the claims that were asked for, a card each; of the experiments, the claims that they bear on."""
     from ematrace.ledger import build_ledger
     from ematrace.report.gap_terminal import chain_view
-    from ematrace.report.terminal import claims_table, ledger_overview
+    from ematrace.report.terminal import VerdictList, claims_table
     from ematrace.results import Table
 
     cells = Table(Store.open(local=command.out).load())
@@ -116,7 +116,7 @@ def show_verdicts(plan: Plan, command: Reproduce, claims: Claims, console: Conso
         console.print("", view, sep="\n", highlight=False)
     rows = build_ledger(cells, claims)
     if not command.names:
-        console.print("", ledger_overview(rows, claims), sep="\n")
+        console.print("", VerdictList(rows, claims), sep="\n")
         return
     named = [claim.id for name in command.names if (claim := claims.get(name)) is not None]
     run = {unit.experiment for unit in plan.units}

@@ -67,9 +67,9 @@ def show_ledger(command: Ledger, console: Console, error_console: Console) -> No
     elif chosen:
         show_cards(chosen, rows, claims, cells, console)
     else:
-        from ematrace.report.terminal import ledger_overview, ledger_table
+        from ematrace.report.terminal import VerdictList, ledger_table
 
-        console.print(ledger_table(rows, claims) if command.long else ledger_overview(rows, claims))
+        console.print(ledger_table(rows, claims) if command.long else VerdictList(rows, claims))
 
 
 def find_claim(text: str, claims: Claims) -> Claim:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from itertools import groupby
 from typing import Annotated, Literal
 
 import msgspec
 
-from ematrace.names import did_you_mean
+from ematrace.names import consecutive_runs, did_you_mean
 from ematrace.results import Factors, Selector, Table
 
 COMPARISONS = (">", "<", "not >", "within")
@@ -270,12 +271,9 @@ class Claims:
         'C01 to C18, C20 to C46, F1 to F5'
         """
         runs: list[list[str]] = []
-        for claim in self.claims:
-            letters, number = _parts(claim.id)
-            if runs and _parts(runs[-1][-1]) == (letters, number - 1):
-                runs[-1].append(claim.id)
-            else:
-                runs.append([claim.id])
+        for _, of_letters in groupby(self.claims, lambda claim: _parts(claim.id)[0]):
+            ids = {_parts(claim.id)[1]: claim.id for claim in of_letters}
+            runs += [[ids[number] for number in run] for run in consecutive_runs(ids)]
         return ", ".join(run[0] if len(run) == 1 else f"{run[0]} to {run[-1]}" for run in runs)
 
     def __or__(self, other: Claims) -> Claims:

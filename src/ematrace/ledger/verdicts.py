@@ -6,9 +6,9 @@ import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from pathlib import Path
-from typing import Any
+from typing import Any, Final, Literal, get_args
 
+from ematrace.files import show_path
 from ematrace.intervals import holm_adjusted
 from ematrace.ledger.claims import Claim, Claims, Direction
 from ematrace.ledger.predicates import Check, Lookup, check_direction, check_figure, compare_points
@@ -16,27 +16,28 @@ from ematrace.ledger.reading import load_claims
 from ematrace.results import AmbiguousSelection, Interval, Selection, Selector, Table
 from ematrace.results.sample import CONFIDENCE
 
-REPRODUCED = "reproduced"
-DIRECTION_ONLY = "direction only"
-NOT_REPRODUCED = "not reproduced"
-UNDECIDED = "undecided"
-NOT_TESTABLE = "not testable here"
-OPEN = "open"
+Verdict = Literal[
+    "reproduced",
+    "direction only",
+    "not reproduced",
+    "undecided",
+    "not testable here",
+    "open",
+    "answered: yes",
+    "answered: no",
+    "answered: mixed",
+]
+VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
+REPRODUCED: Final = "reproduced"
+DIRECTION_ONLY: Final = "direction only"
+NOT_REPRODUCED: Final = "not reproduced"
+UNDECIDED: Final = "undecided"
+NOT_TESTABLE: Final = "not testable here"
+OPEN: Final = "open"
+ANSWERED_YES: Final = "answered: yes"
+ANSWERED_NO: Final = "answered: no"
+ANSWERED_MIXED: Final = "answered: mixed"
 ONE_SIDED = (1 - CONFIDENCE) / 2
-ANSWERED_YES = "answered: yes"
-ANSWERED_NO = "answered: no"
-ANSWERED_MIXED = "answered: mixed"
-VERDICTS = (
-    REPRODUCED,
-    DIRECTION_ONLY,
-    NOT_REPRODUCED,
-    UNDECIDED,
-    NOT_TESTABLE,
-    OPEN,
-    ANSWERED_YES,
-    ANSWERED_NO,
-    ANSWERED_MIXED,
-)
 
 
 @dataclass(frozen=True)
@@ -93,7 +94,7 @@ class Finding:
     n_seeds: int | None
     direction: bool | None
     figure: bool | None
-    verdict: str
+    verdict: Verdict
     scale: str | None
     evidence: tuple[str, ...]
     why: str | None
@@ -274,7 +275,7 @@ def corrected(checks: Sequence[Check]) -> tuple[Check, ...]:
 
 
 def _paths(selections: Sequence[Selection]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(_show_path(path) for selection in selections for path in selection.paths))
+    return tuple(dict.fromkeys(show_path(path) for selection in selections for path in selection.paths))
 
 
 def decide(
@@ -283,7 +284,7 @@ def decide(
     figures: Sequence[Check],
     conditions: Sequence[Check] = (),
     n_seeds: int | None = None,
-) -> tuple[str, str | None]:
+) -> tuple[Verdict, str | None]:
     """The verdict, and why where it is not the evidence that speaks. `conditions` are those that the claim requires."""
     if claim.not_testable is not None:
         return NOT_TESTABLE, claim.not_testable
@@ -298,7 +299,7 @@ def decide(
         return OPEN, f"division by zero in {', '.join(undefined)}"
     for required, condition in zip(claim.requires, conditions, strict=True):
         if not condition.holds:
-            return (UNDECIDED if required.otherwise == UNDECIDED else NOT_TESTABLE), required.why
+            return required.otherwise, required.why
     if n_seeds is not None and n_seeds < claim.seeds:
         return UNDECIDED, f"{'one seed' if n_seeds == 1 else f'{n_seeds} seeds'}, and it takes {claim.seeds}"
     return (_answer(checks) if claim.part == "extension" else _judge_checks(directions, figures)), None
@@ -322,14 +323,14 @@ def refuted_together(directions: Sequence[Direction], checks: Sequence[Check]) -
     )
 
 
-def _answer(checks: Sequence[Check]) -> str:
+def _answer(checks: Sequence[Check]) -> Verdict:
     if any(check.undecided for check in checks):
         return UNDECIDED
     held = [bool(check.holds) for check in checks]
     return ANSWERED_YES if all(held) else ANSWERED_MIXED if any(held) else ANSWERED_NO
 
 
-def _judge_checks(directions: Sequence[Check], figures: Sequence[Check]) -> str:
+def _judge_checks(directions: Sequence[Check], figures: Sequence[Check]) -> Verdict:
     """The worst decides; what is refuted is worse than what is undecided."""
     deciding = directions or figures
     if any(not check.holds and not check.undecided for check in deciding):
@@ -345,13 +346,6 @@ def _all_hold(checks: Sequence[Check]) -> bool | None:
     if not checks or any(check.holds is None for check in checks):
         return None
     return all(check.holds for check in checks)
-
-
-def _show_path(path: Path) -> str:
-    """Relative to the working directory if the file is under it."""
-    full = path.resolve()
-    here = Path.cwd().resolve()
-    return full.relative_to(here).as_posix() if full.is_relative_to(here) else str(full)
 
 
 def measure_robustness(claim: Claim, draws: Sequence[Table]) -> Robustness | None:

@@ -14,9 +14,9 @@ from ematrace.ledger.verdicts import NOT_TESTABLE
 from ematrace.report.formatting import digits, fold_paths, interval, number, plural
 from ematrace.report.verdicts import (
     ALWAYS_NAMED,
+    LOOKS,
     MAX_BARE,
     local_agreement,
-    look_of,
     ours_lines,
     outcome,
     short_names,
@@ -27,14 +27,14 @@ from ematrace.results import Table as Results
 from ematrace.results.schema import SCALES
 
 METHODS = {"welch": "Welch", "newcombe": "Newcombe", "delta": "delta method"}
-NOT_JUDGED = (look_of(NOT_TESTABLE).sign, "", "dim")
+NOT_JUDGED = (LOOKS[NOT_TESTABLE].sign, "", "dim")
 LETTERS = re.compile(r"Δ?[WTD]")
 LEGEND = "accuracy: W within grammar A, T on transfer to grammar B, D on deep roles"
 
 
 def claim_card(row: LedgerRow, claim: Claim, cells: Results) -> RenderableType:
     """`cells` are those of the claims' default factors, which the row was made from."""
-    look = look_of(row.verdict)
+    look = LOOKS[row.verdict]
     head = Text.assemble((f"{row.id}  ", "bold"), (f"{look.sign} {row.verdict}", look.style))
     lines = Table.grid(padding=(0, 2))
     lines.add_column(style="dim", no_wrap=True)

@@ -8,14 +8,15 @@ in rows and legends (`m0`, `m1`, ...), and in SVG a symbol of the page (`m0` and
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import ClassVar, TypeAlias
 
-from ematrace.report.formatting import short
+from ematrace.report.data import ReportData
+from ematrace.report.formatting import over_seeds, short
 from ematrace.report.parts import Part
-from ematrace.results import Interval, Sample
+from ematrace.results import Interval, Sample, Selector
 
 N_STYLES = 6  # series that look different; page.html.j2 has a symbol and style.css a colour for each
 MOST_TICKS = 5  # that fit side by side on a phone
@@ -264,17 +265,13 @@ def bar_chart(
     *,
     base: float = 0.0,
     reference: float | None = None,
-    groups: Sequence[str] = (),
 ) -> RowChart:
-    """Bars from `base`, with their range and number; a colour, and a line of the legend, for each of `groups`."""
-    names = list(dict.fromkeys(groups))
+    """Bars from `base`, with their range and number."""
     rows = []
-    for i, bar in enumerate(bars):
-        style = names.index(groups[i]) % N_STYLES if groups else 0
-        lane = Lane(style, bar=_span(axis, base, bar.value), ends=_whisker(axis, (bar.low, bar.high)))
+    for bar in bars:
+        lane = Lane(0, bar=_span(axis, base, bar.value), ends=_whisker(axis, (bar.low, bar.high)))
         rows.append(Row(bar.label, [lane], bar.text))
-    keys = [Key(name, i) for i, name in enumerate(names)] if len(names) > 1 else []
-    return RowChart(caption, rows, axis, x_title, keys, None if reference is None else axis.percent(reference))
+    return RowChart(caption, rows, axis, x_title, reference=None if reference is None else axis.percent(reference))
 
 
 def _span(axis: Axis, one: float, other: float) -> Interval:
@@ -397,6 +394,22 @@ class LineChart(Part):
         style, hollow = _style(i)
         for point in line.points if line.marks else ():
             yield Mark(*self.place(point.x, point.y), style, hollow)
+
+
+def line_chart(caption: str, lines: Sequence[Line], x_title: str, y_title: str) -> LineChart:
+    """With axes that fit the points, the one across logarithmic."""
+    xs = [point.x for line in lines for point in line.points]
+    ys = [end for line in lines for p in line.points for end in (p.y, *(p.ends or ()))]
+    spread = (max(ys) - min(ys)) or 1.0
+    low = 0.0 if min(ys) >= 0 and min(ys) < 0.2 * max(ys) else min(ys) - 0.05 * spread
+    axis = log_axis(min(xs), max(xs) if max(xs) > min(xs) else math.nextafter(min(xs), math.inf))
+    return LineChart(caption, lines, axis, linear_axis(low, max(ys) + 0.05 * spread), x_title, y_title)
+
+
+def measured_points(data: ReportData, selectors: Mapping[float, Selector]) -> list[Point]:
+    """Of each selector that has a value, with its interval over seeds."""
+    found = {x: data.sample(selector) for x, selector in selectors.items()}
+    return [Point(x, sample.mean, over_seeds(sample)) for x, sample in found.items() if sample and sample.known]
 
 
 def _style(i: int) -> tuple[int, bool]:

@@ -6,11 +6,12 @@ To add one, add it to FINDINGS; where one of its numbers was not measured it say
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass, field
 
 from ematrace.bench.tables import count
 from ematrace.ledger import LedgerRow
+from ematrace.ledger.verdicts import Verdict
 from ematrace.report.charts import LineChart, RowChart, Series, dot_chart, log_axis
 from ematrace.report.commands import Command, command_for, command_of
 from ematrace.report.data import ReportData
@@ -31,20 +32,22 @@ from ematrace.report.sections.accuracy import rows_by, samples_of
 from ematrace.report.sections.content import lag_chart
 from ematrace.report.sections.spen import RATE, STREAMS
 from ematrace.report.tables import Header, measured_rows, metric_columns
-from ematrace.report.verdicts import look_of
+from ematrace.report.verdicts import LOOKS
 from ematrace.results import Sample, Selector
 
 Chart = RowChart | LineChart
 LEAD = 2
-# Headings where the verdict is neither yes nor no.
-UNCLEAR = {
-    "undecided": "Not decided: the interval excludes neither answer.",
+HOLDS: Set[Verdict] = {"reproduced", "direction only", "answered: yes"}
+FAILS: Set[Verdict] = {"not reproduced", "answered: no"}
+UNCLEAR: Mapping[Verdict, str] = {
+    "undecided": "Not decided: the measured interval excludes neither side.",
     "answered: mixed": "Mixed: part of it holds.",
 }
+"""Headings where the verdict is neither yes nor no."""
 
 
 @dataclass(frozen=True)
-class Finding:
+class HeadlineFinding:
     """`holds` and `fails` are headings, by the verdict on `claim`; `fails` says that it is the paper that says it."""
 
     topic: str
@@ -76,14 +79,14 @@ class FindingView:
         return LEAD if self.chart is not None else len(self.points)
 
 
-def build_finding(finding: Finding, data: ReportData) -> FindingView | None:
+def build_finding(finding: HeadlineFinding, data: ReportData) -> FindingView | None:
     """None where the claims are others than the paper's."""
     found = {row.id: row for row in data.rows}.get(finding.claim)
     if found is None:
         return None
     samples = {name: data.sample(selector) for name, selector in finding.numbers.items()}
     texts = {name: shown(sample) for name, sample in samples.items() if sample is not None and sample.known}
-    look = look_of(found.verdict)
+    look = LOOKS[found.verdict]
     heading = _heading(finding, found)
     if len(texts) < len(samples) or heading is None:
         lacking = dict.fromkeys(finding.numbers[name].experiment for name in samples if name not in texts)
@@ -101,7 +104,7 @@ def gap_finding(data: ReportData) -> FindingView | None:
     found = {row.id: row for row in data.rows}.get(CLAIM)
     if found is None:
         return None
-    gap, look = data.derived(GapData), look_of(found.verdict)
+    gap, look = data.derived(GapData), LOOKS[found.verdict]
     heading, chart = "Not measured yet", None
     if gap.chains:
         heading, chart = gap_heading(gap), chain_chart(gap.chains[0], gap.scores.is_toy)
@@ -133,13 +136,11 @@ def shown(sample: Sample) -> str:
     return f"{sample.mean:.1%}" if sample.unit == "accuracy" else count(sample.mean)
 
 
-def _heading(finding: Finding, row: LedgerRow) -> str | None:
+def _heading(finding: HeadlineFinding, row: LedgerRow) -> str | None:
     """None where there is nothing to say yet."""
-    if row.verdict.startswith(("reproduced", "direction only", "answered: yes")):
+    if row.verdict in HOLDS:
         return finding.holds
-    if row.verdict == "undecided":
-        return "Not decided: the measured interval excludes neither side."
-    return finding.fails if row.verdict in ("not reproduced", "answered: no") else UNCLEAR.get(row.verdict)
+    return finding.fails if row.verdict in FAILS else UNCLEAR.get(row.verdict)
 
 
 def structure_chart(data: ReportData) -> Chart | None:
@@ -192,7 +193,7 @@ def _streams(model: str, streams: int) -> Selector:
 
 
 FINDINGS = (
-    Finding(
+    HeadlineFinding(
         "Structure",
         "C04",
         "EMA traces carry structure.",
@@ -211,7 +212,7 @@ FINDINGS = (
         },
         structure_chart,
     ),
-    Finding(
+    HeadlineFinding(
         "Content",
         "C18",
         "Which noun it was is washed out of the slow trace; structure stays.",
@@ -230,7 +231,7 @@ FINDINGS = (
         },
         content_chart,
     ),
-    Finding(
+    HeadlineFinding(
         "Cost",
         "F5",
         "With a fused kernel SPEN streams a text faster than a GPT-2 of its size.",

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from pathlib import Path, PurePath
+from pathlib import PurePath
+from typing import NamedTuple
 
 from ematrace.ledger import Share
 from ematrace.results import Interval, Provenance, Sample
@@ -12,6 +13,13 @@ from ematrace.results import Interval, Provenance, Sample
 MINUS = "\N{MINUS SIGN}"
 TINY = 0.0005  # would be .000
 MOST_PATHS = 2  # files of one folder that are named one by one
+
+
+class Rows(NamedTuple):
+    """A table as text: for the page, for the docs."""
+
+    heads: Sequence[str]
+    rows: Sequence[Sequence[str]]
 
 
 def decimals_for(x: float) -> int:
@@ -66,6 +74,20 @@ def share(value: Share | None) -> str:
     return "–" if value is None else f"{value.holds}/{value.conditions} ({value.holds / value.conditions:.0%})"
 
 
+def millions(x: float, decimals: int = 1) -> str:
+    """
+    >>> millions(130_629_888), millions(2e6, 0)
+    ('130.6M', '2M')
+    """
+    return f"{x / 1e6:.{decimals}f}M"
+
+
+def listed(words: Sequence[str]) -> str:
+    """`.94, 1.10 and .79`"""
+    *most, last = words
+    return f"{', '.join(most)} and {last}" if most else last
+
+
 def plural(n: int, noun: str) -> str:
     """
     >>> plural(1, "seed"), plural(20, "seed")
@@ -79,17 +101,21 @@ def over_seeds(sample: Sample) -> Interval | None:
     return sample.interval if len(set(sample.draws)) > 1 else None
 
 
+def p_value(p: float | None, missing: str = "–") -> str:
+    return missing if p is None else "< .001" if p < 0.001 else number(p, 3)
+
+
+def with_interval(sample: Sample, decimals: int = 3, signed: bool = False) -> str:
+    """`.973 (.970–.976)`, the interval over seeds; the mean alone where there is none."""
+    ends = over_seeds(sample)
+    return number(sample.mean, decimals, signed) + (f" ({interval(ends, decimals)})" if ends else "")
+
+
 def seed_count(sample: Sample) -> str:
     """`20`; `3 of 20` where some seeds have no value; `1 (9 repetitions)` for a timing."""
     known = sum(math.isfinite(v) for v in sample.values)
     count = str(known) if known == len(sample.values) else f"{known} of {len(sample.values)}"
     return f"{count} ({plural(len(sample.repetitions), 'repetition')})" if sample.repetitions else count
-
-
-def show_path(path: Path) -> str:
-    """Relative to the working directory if the file is under it."""
-    full, here = path.resolve(), Path.cwd().resolve()
-    return full.relative_to(here).as_posix() if full.is_relative_to(here) else str(full)
 
 
 def fold_paths(paths: Iterable[str]) -> list[str]:
@@ -117,14 +143,3 @@ def hardware_of(run: Provenance) -> str:
     cores = run.hardware.get("cores")
     shown = [run.hardware.get("gpu"), run.hardware.get("cpu"), None if cores is None else f"{cores} cores"]
     return ", ".join(str(item) for item in shown if item) or "hardware not known"
-
-
-def markdown_table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """
-    >>> print(markdown_table(["a", "b"], [["1|2", "3"]]), end="")
-    | a | b |
-    |---|---|
-    | 1/2 | 3 |
-    """
-    head, *body = (f"| {' | '.join(cell.replace('|', '/') for cell in line)} |\n" for line in (heads, *rows))
-    return "".join([head, f"|{'---|' * len(heads)}\n", *body])

@@ -25,12 +25,12 @@ from ematrace.analysis.gap import (
 )
 from ematrace.analysis.gap_closure import Closure, build_closure
 from ematrace.analysis.gap_design import ATTENTION, BETWEEN, CHAIN, EMA, END, LEARNED, START, ArmFactors
-from ematrace.analysis.gap_scores import EXPERIMENT, MAIN, SEEDS, TOY, Absence, GapScores, load_scores
+from ematrace.analysis.gap_scores import EXPERIMENT, MAIN, SEEDS, TEXTS, TOY, Absence, GapScores, load_scores
 from ematrace.analysis.gap_trend import GRADIENT, LARGEST, LEAST_SEEDS, SIZE_SWEEP, WHOLE, build_trend
 from ematrace.report.charts import Fall, RowChart, waterfall_chart
 from ematrace.report.commands import Command
 from ematrace.report.data import ReportData
-from ematrace.report.formatting import interval, number, over_seeds, plural
+from ematrace.report.formatting import listed, millions, number, over_seeds, plural, with_interval
 from ematrace.results import Sample
 
 TEXT_NAMES = {"validation": "held-out text", "wikitext2": "WikiText-2", "c4": "C4"}
@@ -55,7 +55,6 @@ TOY_HEADING = "A toy, which shows that it runs, and nothing else."
 CLAIM = "C25"
 GPU_AND_TEXT = "a CUDA GPU and text of yours as SOURCE"
 MASKED = CHAIN[2]  # SPEN's block without the load-balance loss and with the true gradient
-JUDGED = ("validation", "wikitext2", "c4")  # by the plan
 PAPERS_TEXT = "c4"
 PAPERS_GAP = "8x on C4 and 25x on WikiText, with a GPT-2 that saw five times as many tokens"
 
@@ -115,8 +114,8 @@ class GapData:
         return self._judge(self.shares_with_true_gradient)
 
     def _judge(self, shares: Sequence[Shares]) -> Outcome | None:
-        judged = [found for found in shares if found.text in JUDGED]
-        return judge_traces(judged) if not self.scores.is_toy and len(judged) == len(JUDGED) else None
+        judged = [found for found in shares if found.text in TEXTS]
+        return judge_traces(judged) if not self.scores.is_toy and len(judged) == len(TEXTS) else None
 
     @property
     def ordered_arms(self) -> list[ArmFactors]:
@@ -150,7 +149,7 @@ class GapData:
     def parameters(self) -> str:
         """`2M parameters`, of the first arm."""
         found = self.scores.model_metric(next(iter(self.scores.arms)), "parameters")
-        return f"size {self.scores.size}" if found is None else f"{_millions(found, 0)} parameters"
+        return f"size {self.scores.size}" if found is None else f"{_parameters(found, 0)} parameters"
 
     @property
     def size(self) -> str:
@@ -160,11 +159,11 @@ class GapData:
         if parameters is None:
             return f"size {self.scores.size}"
         each = f" and {number(tokens, 0)} tokens per parameter" if tokens is not None else ""
-        return f"{_millions(parameters, 1)} parameters{each}"
+        return f"{_parameters(parameters, 1)} parameters{each}"
 
 
-def _millions(parameters: float, decimals: int) -> str:
-    return f"{parameters / 1e6:.{decimals}f}M" if parameters > 1e6 else f"{parameters / 1e3:.0f} thousand"
+def _parameters(count: float, decimals: int) -> str:
+    return millions(count, decimals) if count > 1e6 else f"{count / 1e3:.0f} thousand"
 
 
 def _spelt(value: object) -> str:
@@ -191,10 +190,11 @@ def change_text(nats: Sample) -> str:
     return number(-nats.mean, 3, signed=True)
 
 
-def with_interval(sample: Sample, decimals: int | None = None, signed: bool = False) -> str:
-    ends = over_seeds(sample)
-    places = decimals if decimals is not None else 3
-    return number(sample.mean, places, signed) + (f" ({interval(ends, places)})" if ends else "")
+def nats_text(sample: Sample, signed: bool = False) -> str:
+    """With an interval from as many seeds on as the plan has for one."""
+    if len(sample.values) >= LEAST_SEEDS:
+        return with_interval(sample, signed=signed)
+    return number(sample.mean, 3, signed)
 
 
 def share_text(found: Ratio) -> str:
@@ -206,10 +206,9 @@ def share_text(found: Ratio) -> str:
     return f"{number(100 * found.share, 1)}%{ends}"
 
 
-def listed(words: Sequence[str]) -> str:
-    """`.94, 1.10 and .79`"""
-    *most, last = words
-    return f"{', '.join(most)} and {last}" if most else last
+def averaged_values(shares: Shares) -> Mapping[str, Ratio]:
+    """Over all orders, with the feed-forward layer in its two parts."""
+    return {**shares.players, **shares.split}
 
 
 def gap_heading(gap: GapData) -> str:
@@ -320,9 +319,7 @@ def shares_sentence(gap: GapData) -> str:
     """On all texts; the tables have the intervals. Empty where an arm is missing."""
     if gap.outcome is None:
         return ""
-    of = {
-        name: listed([percent({**s.players, **s.split}[name]) for s in gap.shares]) for name in ("gradient", "context")
-    }
+    of = {name: listed([percent(averaged_values(s)[name]) for s in gap.shares]) for name in ("gradient", "context")}
     texts = listed([text_name(s.text) for s in gap.shares])
     sentence = (
         f"Averaged over the orders in which things can be changed, the straight-through gradient is {of['gradient']} "
@@ -351,15 +348,14 @@ def largest_sentence(gap: GapData) -> str:
     swept = one.size in gap.data.cells.values_of(SIZE_SWEEP, "size")
     rates = "" if swept else f", rates carried over from {gap.parameters}"
     return (
-        f"At {one.parameters / 1e6:.1f}M parameters, after {number(one.tokens_per_parameter, 1)} tokens per parameter, "
+        f"At {millions(one.parameters)} parameters, after {number(one.tokens_per_parameter, 1)} tokens per parameter, "
         f"{' and '.join(said)} on held-out text ({plural(seeds, 'seed')}{rates})."
     )
 
 
 def _apart(sample: Sample) -> str:
-    """Without its sign, which words have; an interval where the plan has one."""
-    size = Sample(tuple(math.copysign(1, sample.mean) * x for x in sample.values))
-    return with_interval(size) if len(size.values) >= LEAST_SEEDS else number(size.mean, 3)
+    """Without its sign, which words have."""
+    return nats_text(Sample(tuple(math.copysign(1, sample.mean) * x for x in sample.values)))
 
 
 def percent(found: Ratio) -> str:

@@ -12,8 +12,8 @@ from rich.text import Text
 from ematrace.analysis.gap import Chain, Step, build_chain, build_recall
 from ematrace.analysis.gap_design import END, JOINED_NAME, START
 from ematrace.analysis.gap_scores import EXPERIMENT, MAIN, TOY, load_scores
-from ematrace.report.formatting import number, plural
-from ematrace.report.gap import share_text, text_name, with_interval
+from ematrace.report.formatting import number, plural, with_interval
+from ematrace.report.gap import share_text, text_name
 from ematrace.results import Table as Cells
 
 TOY_LINE = "Toys, which show that it runs: nothing follows from their numbers, and no verdict rests on them."

@@ -24,8 +24,8 @@ from ematrace.analysis.gradient_cost import (
     judge_units,
 )
 from ematrace.report.data import ReportData
-from ematrace.report.formatting import interval, number, plural
-from ematrace.report.gap import listed, share_text, text_name, with_interval
+from ematrace.report.formatting import Rows, interval, listed, millions, number, plural, with_interval
+from ematrace.report.gap import nats_text, share_text, text_name
 from ematrace.results import Factors, Sample, Selector
 
 OUTCOMES = {
@@ -47,6 +47,7 @@ TRAINING_OUTCOMES = {
     "another device": "trained on cores, which are not known to be the same, the shorter runs decide nothing",
 }
 WHAT_CHANGES = {"kept": "what is kept, at equal parameters and tokens,", "share": "the share kept, beside the number,"}
+HELD_OUT = "validation"
 START = "gap_start"
 HEADS = ("parameters", "width", "units kept", "tokens per parameter")
 
@@ -80,8 +81,8 @@ class GradientCosts:
         return {text: verdict for text, verdict in found.items() if verdict is not None}
 
 
-def gradient_rows(data: ReportData) -> tuple[list[str], list[list[str]]] | None:
-    """The models at one width, by their units, then other sizes and budgets: heads and rows; None without any."""
+def gradient_rows(data: ReportData) -> Rows | None:
+    """The models at one width, by their units, then other sizes and budgets; None without any."""
     by_text = data.derived(GradientCosts).by_text
     if not by_text:
         return None
@@ -92,9 +93,9 @@ def gradient_rows(data: ReportData) -> tuple[list[str], list[list[str]]] | None:
         found = [of_model[text].get(model) for text in by_text]
         nats = ["–" if one is None else nats_text(one.nats) for one in found]
         each = number(cost.tokens_per_parameter, 1 if cost.tokens_per_parameter < 10 else 0)
-        about = [f"{cost.parameters / 1e6:.1f}M", str(cost.width), f"{cost.kept} of {cost.units:,}", each]
+        about = [millions(cost.parameters), str(cost.width), f"{cost.kept} of {cost.units:,}", each]
         rows.append([*about, *nats, str(len(cost.seeds))])
-    return [*HEADS, *map(text_name, by_text), "seeds"], rows
+    return Rows([*HEADS, *map(text_name, by_text), "seeds"], rows)
 
 
 def share_sentence(data: ReportData) -> str:
@@ -112,7 +113,7 @@ def share_sentence(data: ReportData) -> str:
     if len(complete) < 2:
         return ""
     parts = [
-        f"{listed(of)} at {parameters / 1e6:.1f}M parameters ({number(each, 0)} tokens for each)"
+        f"{listed(of)} at {millions(parameters)} parameters ({number(each, 0)} tokens for each)"
         for (parameters, each), of in complete.items()
     ]
     texts = listed([text_name(text) for text in TEXTS])
@@ -129,7 +130,7 @@ def training_sentence(data: ReportData) -> str:
         return ""
     ends = [[getattr(verdict, end) for verdict in verdicts.values()] for end in ("shorter", "larger")]
     parts = [
-        f"{listed([number(one.differences[GRADIENT].mean, 2) for one in of])} nats at {of[0].parameters / 1e6:.1f}M "
+        f"{listed([number(one.differences[GRADIENT].mean, 2) for one in of])} nats at {millions(of[0].parameters)} "
         f"parameters ({number(of[0].tokens_per_parameter, 0)} tokens for each)"
         for of in ends
     ]
@@ -141,30 +142,30 @@ def training_sentence(data: ReportData) -> str:
     return f"At about as many tokens per parameter, the straight-through gradient costs {' and '.join(parts)}: {said}."
 
 
-def gradient_sentence(data: ReportData, text: str = "validation") -> str:
-    """The cost by units, what the plan's rule says, other numbers kept, larger models; empty without a verdict."""
+def gradient_sentence(data: ReportData) -> str:
+    """On held-out text: the cost by units, the verdict of the plan's rule, other numbers kept, larger models; empty
+    without a verdict."""
     costs = data.derived(GradientCosts)
-    if (verdict := costs.verdicts.get(text)) is None:
+    if (verdict := costs.verdicts.get(HELD_OUT)) is None:
         return ""
-    by_units = [cost for cost in costs.by_text[text] if cost.experiment == BY_UNITS]
-    larger = [cost for cost in costs.by_text[text] if cost.width != verdict.most.width]
+    found = costs.by_text[HELD_OUT]
+    by_units = [cost for cost in found if cost.experiment == BY_UNITS]
+    larger = [cost for cost in found if cost.width != verdict.most.width]
     sizes = [
-        f"{number(cost.nats.mean, 2)} at {cost.parameters / 1e6:.0f}M parameters, which keep {cost.kept}"
+        f"{number(cost.nats.mean, 2)} at {millions(cost.parameters, 0)} parameters, which keep {cost.kept}"
         for cost in larger
         if len(cost.seeds) >= LEAST_SEEDS
     ]
-    nats, kept = (
-        listed([number(c.nats.mean, 2) for c in by_units]),
-        listed([f"{c.kept} of {c.units:,}" for c in by_units]),
-    )
+    nats = listed([number(c.nats.mean, 2) for c in by_units])
+    kept = listed([f"{c.kept} of {c.units:,}" for c in by_units])
     others = [
         f"{number(c.nats.mean, 2)} with {c.kept} of {c.units:,} ({plural(len(c.seeds), 'seed')})"
-        for c in costs.by_text[text]
+        for c in found
         if c.experiment == BY_KEPT
     ]
     return (
         f"The straight-through gradient costs {nats} nats with {kept} units kept at one width "
-        f"({OUTCOMES[verdict.outcome]}){''.join(f'; {other}' for other in (*others, *sizes))} ({text_name(text)})."
+        f"({OUTCOMES[verdict.outcome]}){''.join(f'; {other}' for other in (*others, *sizes))} ({text_name(HELD_OUT)})."
     )
 
 
@@ -204,7 +205,7 @@ def kept_text(name: str, verdict: KeptVerdict) -> str:
 def training_text(verdict: TrainingVerdict) -> str:
     """The same cost at two sizes and about as many tokens for each parameter."""
     costs = [
-        f"{nats_text(one.differences[GRADIENT])} nats at {one.parameters / 1e6:.1f}M parameters "
+        f"{nats_text(one.differences[GRADIENT])} nats at {millions(one.parameters)} parameters "
         f"({number(one.tokens_per_parameter, 0)} tokens for each)"
         for one in (verdict.shorter, verdict.larger)
     ]
@@ -238,26 +239,26 @@ def verdict_lines(data: ReportData) -> list[str]:
     return lines
 
 
-def gradient_share_rows(data: ReportData) -> tuple[list[str], list[list[str]]] | None:
+def gradient_share_rows(data: ReportData) -> Rows | None:
     """By size, tokens and text, the distance from SPEN's block to GPT-2's and the part of it that is the gradient's."""
     rows: list[tuple[tuple[float, float], list[str]]] = []
     for text in TEXTS:
         for one in build_trend(data.cells, text):
             if (part := one.gradient) is None:
                 continue
-            about = [f"{one.parameters / 1e6:.1f}M", f"{one.vocabulary:,}", number(one.tokens_per_parameter, 0)]
+            about = [millions(one.parameters), f"{one.vocabulary:,}", number(one.tokens_per_parameter, 0)]
             about.append(text_name(text))
             seeds = len(part.part.values)
             row = [*about, nats_text(part.whole), nats_text(part.part), share_text(part), str(seeds)]
             rows.append(((one.parameters, -one.tokens_per_parameter), row))
     heads = ["parameters", "vocabulary", "tokens per parameter", "text", "SPEN's block to GPT-2's"]
     heads += ["the gradient's cost", "share", "seeds"]
-    return (heads, [row for _, row in sorted(rows, key=lambda found: found[0])]) if rows else None
+    return Rows(heads, [row for _, row in sorted(rows, key=lambda found: found[0])]) if rows else None
 
 
-def start_rows(data: ReportData) -> tuple[list[str], list[list[str]]] | None:
+def start_rows(data: ReportData) -> Rows | None:
     """By the share of units kept: the two gradients before training, and the cost after it on held-out text."""
-    costs = data.derived(GradientCosts).by_text.get("validation", [])
+    costs = data.derived(GradientCosts).by_text.get(HELD_OUT, [])
     cost_of = {(cost.units, cost.kept): cost for cost in costs if cost.experiment in (BY_UNITS, BY_KEPT)}
     found = []
     for units, k in itertools.product(data.table.values_of(START, "units"), data.table.values_of(START, "k")):
@@ -271,9 +272,4 @@ def start_rows(data: ReportData) -> tuple[list[str], list[list[str]]] | None:
         cost = cost_of.get((units, k))
         rows.append([f"{k} of {units:,}", f"{share:.0%}", *shown, "–" if cost is None else nats_text(cost.nats)])
     heads = ["units kept", "share", "cosine to the true gradient", "norm over the true one's", "cost after training"]
-    return (heads, rows) if rows else None
-
-
-def nats_text(sample: Sample) -> str:
-    """With an interval from as many seeds on as the plan has for one."""
-    return with_interval(sample) if len(sample.values) >= LEAST_SEEDS else number(sample.mean, 3)
+    return Rows(heads, rows) if rows else None

@@ -14,11 +14,11 @@ from ematrace.report.data import ReportData
 from ematrace.report.findings import FINDINGS, FindingView, build_finding, gap_finding
 from ematrace.report.formatting import digits, fold_paths, interval, number, plural, share
 from ematrace.report.verdicts import (
+    LOOKS,
     Look,
     checks_line,
     count_verdicts,
     local_agreement,
-    look_of,
     ours_lines,
     outcome,
     short_names,
@@ -49,7 +49,7 @@ class ClaimView:
 
     @property
     def look(self) -> Look:
-        return look_of(self.row.verdict)
+        return LOOKS[self.row.verdict]
 
     @property
     def refuted(self) -> bool:
@@ -257,7 +257,7 @@ class Overview:
 
     @property
     def counts(self) -> list[tuple[str, Look, int]]:
-        return [(verdict, look_of(verdict), n) for verdict, n in count_verdicts(self.data.rows)]
+        return [(verdict, LOOKS[verdict], n) for verdict, n in count_verdicts(self.data.rows)]
 
     @property
     def drawn(self) -> str:

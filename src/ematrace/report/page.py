@@ -24,7 +24,7 @@ from ematrace.report.provenance import provenance_parts
 from ematrace.report.sections import FAULTS, SECTIONS, Section
 from ematrace.report.sections.base import about
 from ematrace.report.speed import LEDE, speed_parts
-from ematrace.report.verdicts import Look, look_of
+from ematrace.report.verdicts import LOOKS, Look
 from ematrace.results import Store
 
 
@@ -117,7 +117,7 @@ def build_section(section: Section, data: ReportData) -> SectionView:
         section.id,
         section.title,
         section.lede,
-        [(row, look_of(row.verdict)) for row in data.claims_about(section.about)],
+        [(row, LOOKS[row.verdict]) for row in data.claims_about(section.about)],
         [part for part in parts if part is not None],
         [(name, command_for([name], data)) for name in missing],
         present,

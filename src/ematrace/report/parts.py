@@ -67,15 +67,6 @@ def code(text: object) -> Markup:
 
 
 @dataclass(frozen=True)
-class Heading(Part):
-    """A heading inside a section; `id` makes it the target of links."""
-
-    text: Content
-    id: str = ""
-    macro = "heading"
-
-
-@dataclass(frozen=True)
 class Paragraph(Part):
     text: Content
     style: str = ""

@@ -10,8 +10,10 @@ from typing import Any
 from markupsafe import Markup
 
 from ematrace.bench.cells import is_benchmark
+from ematrace.files import show_path
+from ematrace.names import consecutive_runs
 from ematrace.report.data import ReportData
-from ematrace.report.formatting import commit_of, fold_paths, hardware_of, plural, show_path
+from ematrace.report.formatting import commit_of, fold_paths, hardware_of, plural
 from ematrace.report.parts import (
     MAX_DEPTH,
     Content,
@@ -105,12 +107,7 @@ def _runs_of(numbers: Sequence[int]) -> str:
     >>> _runs_of([0, 1, 2, 3, 7, 8])
     '0 to 3, 7, 8'
     """
-    runs: list[list[int]] = []
-    for n in numbers:
-        if runs and n == runs[-1][-1] + 1:
-            runs[-1].append(n)
-        else:
-            runs.append([n])
+    runs = consecutive_runs(numbers)
     return ", ".join(f"{run[0]} to {run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs)
 
 

@@ -8,7 +8,8 @@ from markupsafe import Markup
 
 from ematrace.bench import Run, Timed, runs_of
 from ematrace.bench.tables import DASH, ceiling, count, duration, duration_range, figure, percent
-from ematrace.report.formatting import commit_of, hardware_of, plural, show_path
+from ematrace.files import show_path
+from ematrace.report.formatting import commit_of, hardware_of, plural
 from ematrace.report.parts import Block, Content, DataTable, Fold, Paragraph, Values, code, plain_table
 from ematrace.report.speed_charts import context_lines, length_lines, points_of, ratio_bars
 from ematrace.results import Table

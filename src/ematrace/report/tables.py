@@ -119,10 +119,8 @@ def measure_table(
     return DataTable(label, paired_head(shown, papers, [by]), body, f"figures means{dense}")
 
 
-def paired_head(
-    columns: Sequence[Header], papers: Sequence[bool], names: Sequence[str], count: str = "seeds"
-) -> list[TableRow]:
-    """`names` of the first columns, the metrics, `count`; "paper" and "ours" in a line of their own where both are."""
+def paired_head(columns: Sequence[Header], papers: Sequence[bool], names: Sequence[str]) -> list[TableRow]:
+    """`names` of the first columns, the metrics, "seeds"; "paper" and "ours" in a line of their own where both are."""
     depth = 2 if any(papers) else 1
     top = [TableCell(name, "line" if i else "", "col", rowspan=depth) for i, name in enumerate(names)]
     second = []
@@ -132,7 +130,7 @@ def paired_head(
             second += [TableCell(word, scope="col") for word in ("paper", "ours")]
         else:
             top.append(TableCell(column.label, scope="col", rowspan=depth))
-    top.append(TableCell(count, scope="col", rowspan=depth))
+    top.append(TableCell("seeds", scope="col", rowspan=depth))
     return [TableRow(top), *([TableRow(second)] if second else [])]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from rich import box
@@ -11,19 +11,19 @@ from rich.table import Table
 from rich.text import Text
 
 from ematrace.ledger import Claim, Claims, LedgerRow, load_claims
-from ematrace.ledger.verdicts import OPEN
+from ematrace.ledger.verdicts import OPEN, Verdict
 from ematrace.report.formatting import plural
 from ematrace.report.verdicts import (
+    LOOKS,
     checks_line,
     count_verdicts,
     local_agreement,
-    look_of,
     ours_lines,
     why_undecided,
 )
 
-COLUMN = 39  # characters of a claim's id and title in the overview
-MEANINGS = {
+COLUMN = 39  # characters of a claim's id and title in a list
+MEANINGS: Mapping[Verdict, str] = {
     "reproduced": "direction and figure hold (* the grammar was chosen knowing it)",
     "direction only": "its figure is missed",
     "not reproduced": "the paper claims this, and our runs do not show it:",
@@ -91,7 +91,7 @@ def _ours(row: LedgerRow, claim: Claim) -> Text:
 
 
 def _verdict(row: LedgerRow) -> Text:
-    look = look_of(row.verdict)
+    look = LOOKS[row.verdict]
     return Text(f"{look.sign} {row.verdict}{'*' if row.fitted and row.figure else ''}", style=look.style)
 
 
@@ -100,7 +100,7 @@ def _drawn(row: LedgerRow) -> str:
 
 
 @dataclass(frozen=True)
-class Overview:
+class VerdictList:
     """Every claim by its verdict, in as many columns as fit."""
 
     rows: Sequence[LedgerRow]
@@ -109,7 +109,7 @@ class Overview:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         yield Text(f"{plural(len(self.rows), 'claim')}, by verdict", style="bold")
         for verdict, n in sorted(count_verdicts(self.rows), key=lambda counted: counted[0] == OPEN):
-            look, means = look_of(verdict), MEANINGS.get(verdict, "")
+            look, means = LOOKS[verdict], MEANINGS.get(verdict, "")
             head = (f"{look.sign} {n} {verdict}", look.style)
             yield Text.assemble(head, (f"  {means}" if means else "", "dim"), no_wrap=True, overflow="ellipsis")
             of_verdict = [row for row in self.rows if row.verdict == verdict]
@@ -131,10 +131,6 @@ class Overview:
         for i in range(0, len(cells), 2 * count):
             table.add_row(*cells[i : i + 2 * count])
         return table
-
-
-def ledger_overview(rows: Sequence[LedgerRow], claims: Claims) -> Overview:
-    return Overview(tuple(rows), claims)
 
 
 def claims_table(rows: Sequence[LedgerRow], claims: Claims) -> Table:
@@ -182,6 +178,6 @@ def verdict_summary(rows: Sequence[LedgerRow]) -> Text:
     """
     text = Text(f"{len(rows)} claims: ")
     for i, (verdict, n) in enumerate(count_verdicts(rows)):
-        look = look_of(verdict)
+        look = LOOKS[verdict]
         text.append(" · " if i else "").append(f"{look.sign} {n} {verdict}", style=look.style)
     return text

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ematrace.ledger import VERDICTS, Check, Claim, Finding, LedgerRow, PaperFigure
+from ematrace.ledger.verdicts import Verdict
 from ematrace.report.formatting import digits, interval, number, plural
 from ematrace.results import Interval, Selector
 
@@ -37,7 +38,7 @@ class Look:
     style: str
 
 
-LOOKS = {
+LOOKS: Mapping[Verdict, Look] = {
     "reproduced": Look("✓", "reproduced", "bold blue"),
     "direction only": Look("→", "direction", "cyan"),
     "not reproduced": Look("✗", "failed", "bold red"),
@@ -50,11 +51,7 @@ LOOKS = {
 }
 
 
-def look_of(verdict: str) -> Look:
-    return LOOKS.get(verdict, Look("?", "open", ""))
-
-
-def count_verdicts(rows: Iterable[LedgerRow]) -> list[tuple[str, int]]:
+def count_verdicts(rows: Iterable[LedgerRow]) -> list[tuple[Verdict, int]]:
     """(verdict, rows), in the order of VERDICTS, without those that do not occur."""
     counts = Counter(row.verdict for row in rows)
     return [(verdict, counts[verdict]) for verdict in VERDICTS if counts[verdict]]

@@ -15,6 +15,8 @@ from typing import Annotated, Any
 
 import msgspec
 
+from ematrace.sharing import available_cores
+
 COMMIT_VARIABLE = "EMATRACE_COMMIT"
 Line = Annotated[str, msgspec.Meta(pattern=r"\A[^\x00-\x1f\x7f-\x9f\u2028\u2029]*\Z", max_length=2000)]
 """Text without line breaks and control characters: it is shown in tables, errors and terminals."""
@@ -111,7 +113,7 @@ def _git(root: Path, *arguments: str) -> str | None:
 
 
 def _hardware() -> dict[str, Any]:
-    hardware: dict[str, Any] = {"cpu": _cpu_model(), "cores": _cores(), "memory_gib": _memory_gib()}
+    hardware: dict[str, Any] = {"cpu": _cpu_model(), "cores": available_cores(), "memory_gib": _memory_gib()}
     # Only asked where torch is in use already: importing it takes longer than some experiments.
     torch = sys.modules.get("torch")
     if torch is not None and hasattr(torch, "cuda") and torch.cuda.is_available():
@@ -126,13 +128,6 @@ def _cpu_model() -> str:
         text = ""
     match = re.search(r"^model name\s*:\s*(.+)$", text, flags=re.MULTILINE)
     return match.group(1).strip() if match else platform.processor() or platform.machine()
-
-
-def _cores() -> int:
-    """Cores this process may use, not those of the machine."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def _memory_gib() -> float | None:

@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterable, Sequence
 from textwrap import wrap
 
 from ematrace.experiments.runner.units import Unit
+from ematrace.names import consecutive_runs
 from ematrace.results import Factors
 from ematrace.results.schema import Factor
 
@@ -103,12 +104,7 @@ def ranges(numbers: Iterable[int]) -> str:
     >>> ranges([0, 1, 2, 4, 1000, 1001])
     '0-2,4,1000-1001'
     """
-    runs: list[list[int]] = []
-    for number in sorted(numbers):
-        if runs and number == runs[-1][-1] + 1:
-            runs[-1].append(number)
-        else:
-            runs.append([number])
+    runs = consecutive_runs(sorted(numbers))
     return ",".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
 
 

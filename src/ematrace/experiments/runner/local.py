@@ -20,9 +20,10 @@ from joblib.externals.loky.backend.context import get_context  # type: ignore[im
 
 from ematrace.experiments.runner.loop import MOST_LOSSES, Done, Event, Failed, Lost, Progress
 from ematrace.experiments.runner.parent import end_with_parent
-from ematrace.experiments.runner.units import Job, Phase, Unit, available_cores, local_workers
+from ematrace.experiments.runner.units import Job, Phase, Unit, local_workers
 from ematrace.experiments.runner.worker import Failure, measure_unit
 from ematrace.results import CellFile
+from ematrace.sharing import available_cores
 
 SECONDS_BETWEEN_LOOKS = 0.1
 ATTEMPTS = 20  # at removing what workers left behind

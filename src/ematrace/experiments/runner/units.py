@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import heapq
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -11,6 +10,7 @@ from typing import Any, TypeAlias
 from ematrace.experiments.base import Device, Scale
 from ematrace.results import Factors
 from ematrace.results.schema import file_name
+from ematrace.sharing import available_cores
 
 
 @dataclass(frozen=True, eq=False)
@@ -125,7 +125,3 @@ def expected_seconds(phases: Sequence[Phase]) -> float:
             heapq.heappush(ends, heapq.heappop(ends) + sum(unit.seconds for unit in job))
         total += max(ends)
     return total
-
-
-def available_cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 
 from markupsafe import Markup
 
+from ematrace.files import show_path
 from ematrace.report.data import ReportData
-from ematrace.report.formatting import fold_paths, show_path
+from ematrace.report.formatting import fold_paths
 from ematrace.report.parts import Content, Paragraph, code, plain_table
 from ematrace.results import Selector
 

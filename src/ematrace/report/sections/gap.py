@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from statistics import median
 
 from markupsafe import Markup
 
-from ematrace.analysis.gap import SPREAD, Chain, Outcome, Ratio, RecallShare, Shares, Step
+from ematrace.analysis.gap import SPREAD, Chain, Outcome, Ratio, RecallShare, Step
 from ematrace.analysis.gap_closure import Closure
 from ematrace.analysis.gap_design import (
     ATTENTION,
@@ -22,21 +22,20 @@ from ematrace.analysis.gap_design import (
     SPLIT_NAMES,
     ArmFactors,
 )
-from ematrace.analysis.gap_scores import EXPERIMENT, TOY
+from ematrace.analysis.gap_scores import EXPERIMENT, TEXTS, TOY
 from ematrace.report.data import ReportData
-from ematrace.report.formatting import interval, number, over_seeds, plural
+from ematrace.report.formatting import interval, listed, number, over_seeds, p_value, plural, with_interval
 from ematrace.report.gap import (
-    JUDGED,
     GapData,
     attention_name,
+    averaged_values,
     chain_chart,
     gap_size,
     other_reading,
     share_text,
     text_name,
-    with_interval,
 )
-from ematrace.report.gap_findings import second_rows
+from ematrace.report.gap_second import second_rows
 from ematrace.report.gradient_cost import gradient_rows, gradient_share_rows, verdict_lines
 from ematrace.report.learning_rates import sweep_rows, sweeps_at
 from ematrace.report.parts import Block, Content, DataTable, Fold, Paragraph, code, plain_table
@@ -55,6 +54,14 @@ DEFINITIONS = (
     "with another one after it. Rare: the pair occurs at most 1,250 times in the training text, as Zoology counts, or "
     "as rarely in proportion to the tokens trained on."
 )
+FACTORS = {
+    "context": PLAYER_NAMES["context"],
+    "ffn": PLAYER_NAMES["ffn"],
+    "gradient": SPLIT_NAMES["gradient"],
+    "selection": SPLIT_NAMES["selection"],
+    "residual": PLAYER_NAMES["residual"],
+}
+"""By their share's name, with the parts of the feed-forward layer below it."""
 VERDICTS: Mapping[Outcome | None, str] = {
     "for": "for",
     "against": "against",
@@ -110,14 +117,11 @@ def _gradient(data: ReportData) -> Iterator[Content]:
     """What the straight-through gradient costs, by the units kept and by size."""
     if (found := gradient_rows(data)) is None:
         return
-    heads, rows = found
     caption = "Nats by which SPEN's block is worse with the straight-through gradient than with the true one"
-    yield plain_table(heads, [[*row] for row in rows], caption)
+    yield plain_table(*found, caption)
     yield from (Paragraph(line) for line in verdict_lines(data))
     if (found := gradient_share_rows(data)) is not None:
-        heads, rows = found
-        caption = "The straight-through gradient's part of the distance from SPEN's block to GPT-2's"
-        yield plain_table(heads, [[*row] for row in rows], caption)
+        yield plain_table(*found, "The straight-through gradient's part of the distance from SPEN's block to GPT-2's")
 
 
 def _notes(gap: GapData) -> Iterator[Content]:
@@ -152,7 +156,7 @@ def chain_table(chain: Chain) -> DataTable:
 
 def _step_rows(step: Step, halves: Sequence[Step]) -> Iterator[list[Content]]:
     """The step; under the joined one its halves, which are no steps of their own and have no p-value."""
-    yield [step.name, *_changes(step), _p_value(step.p_value)]
+    yield [step.name, *_changes(step), p_value(step.p_value)]
     if JOINED_NAME in step.name:
         for half in halves:
             yield [f"of which {half.name}", *_changes(half), ""]
@@ -161,7 +165,7 @@ def _step_rows(step: Step, halves: Sequence[Step]) -> Iterator[list[Content]]:
 def _changes(step: Step) -> tuple[str, ...]:
     over_text = "–" if step.over_text is None else interval(step.over_text, 3)
     middle = number(median(step.nats.values), 3)
-    return (*_nats(step.nats), over_text, middle, _mean(step.recall), _mean(step.other))
+    return (*_nats(step.nats), over_text, middle, number(step.recall.mean, 3), number(step.other.mean, 3))
 
 
 def _closing(closures: Sequence[Closure], chains: Sequence[Chain]) -> Iterator[Content]:
@@ -196,65 +200,39 @@ def _nats(sample: Sample) -> tuple[str, str]:
     return number(sample.mean, 3), interval(ends, 3) if ends else "–"
 
 
-def _mean(sample: Sample) -> str:
-    return number(sample.mean, 3)
-
-
-def _p_value(p: float | None) -> str:
-    return "–" if p is None else "< .001" if p < 0.001 else number(p, 3)
-
-
 def _shares(gap: GapData) -> Iterator[Content]:
     if not gap.shares:
         return
     heads = ["factor", *(f"{text_name(s.text)}{what}" for s in gap.shares for what in (", nats", ", 95%", ", share"))]
-    rows: list[list[Content]] = [["whole distance", *(x for s in gap.shares for x in (*_nats(s.whole), ""))]]
-    for names, of in ((PLAYER_NAMES, _players), (SPLIT_NAMES, _split)):
-        for key, name in names.items():
-            rows.append([name, *(x for s in gap.shares for x in _ratio(of(s)[key]))])
+    rows = [["whole distance", *(x for s in gap.shares for x in (*_nats(s.whole), ""))]]
+    for key, name in FACTORS.items():
+        rows.append([name, *(x for s in gap.shares for x in _ratio(averaged_values(s)[key]))])
     yield Paragraph(
         "Shares do not depend on the order of the changes: they are Shapley values over the six orders, from EMA with "
         "the straight-through top-k, its context behind the feed-forward layer, to attention with rope, dense and "
         "direct. Intervals of shares are Fieller's; of a distance below .1 nats no share is given."
     )
-    yield plain_table(heads, [rows[0], rows[1], rows[2], rows[4], rows[5], rows[3]], "Shapley values of three changes")
+    yield plain_table(heads, rows, "Shapley values of three changes")
     yield Paragraph(
         "A Shapley value is a mean over orders and hides how far they are apart. Beside it: what context is worth as "
         "the first change, with SPEN's sparse layer and residual, and as the last one, dense and direct."
     )
+    occasions = {
+        "as the first change": [s.first for s in gap.shares],
+        "averaged over orders": [s.players for s in gap.shares],
+        "as the last": [s.last for s in gap.shares],
+    }
     rows = [
-        [f"context {when}", *(x for s in gap.shares for x in _ratio(found(s)["context"]))]
-        for when, found in (("as the first change", _first), ("averaged over orders", _players), ("as the last", _last))
+        [f"context {when}", *(x for of in found for x in _ratio(of["context"]))] for when, found in occasions.items()
     ]
     yield plain_table(heads, rows, "Context, by when it changes")
     at = f"; {gap_size(gap)}" if gap.chains else ""
     yield Paragraph(
         f"“The whole gap is the traces”: {VERDICTS[gap.outcome]}{at}. For if the interval of context's share lies "
-        f"above .75 and those as the first and as the last change above .5, on {_and(map(text_name, JUDGED))}; "
+        f"above .75 and those as the first and as the last change above .5, on {listed([*map(text_name, TEXTS)])}; "
         "against if all three lie below .5."
     )
     yield Paragraph(" ".join(other_reading(gap)))
-
-
-def _and(names: Iterable[str]) -> str:
-    *first, last = names
-    return f"{', '.join(first)} and {last}"
-
-
-def _first(shares: Shares) -> Mapping[str, Ratio]:
-    return shares.first
-
-
-def _last(shares: Shares) -> Mapping[str, Ratio]:
-    return shares.last
-
-
-def _players(shares: Shares) -> Mapping[str, Ratio]:
-    return shares.players
-
-
-def _split(shares: Shares) -> Mapping[str, Ratio]:
-    return shares.split
 
 
 def _ratio(found: Ratio) -> tuple[str, str, str]:
@@ -364,8 +342,7 @@ def _rates(data: ReportData) -> Iterator[Content]:
     for size in SIZES:
         if size == TOY or (found := sweep_rows(data.cells, size)) is None:
             continue
-        heads, rows = found
         settled = sum(sweep.obstacle is None for sweep in sweeps_at(data.cells, size).values())
         caption = "Nats by learning rate, on the half of the held-out text that rates are chosen on"
-        summary = f"Learning rates at {size}: {plural(len(rows), 'arm')}, of {settled} the best rate is settled"
-        yield Fold(summary, [plain_table(heads, [[*row] for row in rows], f"{caption}, at {size}")])
+        summary = f"Learning rates at {size}: {plural(len(found.rows), 'arm')}, of {settled} the best rate is settled"
+        yield Fold(summary, [plain_table(*found, f"{caption}, at {size}")])

@@ -1,23 +1,22 @@
-"""Around the gap: predictors in SPEN's block, units kept, the two gradients, and what a trained model's trace keeps."""
+"""Around the gap: predictors in SPEN's block, units kept, the two gradients."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 from ematrace.analysis.gap_causes import GradientsAt, build_gradients, is_misleading
 from ematrace.analysis.gap_scores import MAIN
-from ematrace.report.all_units import network_lines, network_rows
-from ematrace.report.charts import Line, LineChart, Point, linear_axis, log_axis
+from ematrace.report.charts import Line, line_chart, measured_points
 from ematrace.report.data import ReportData
-from ematrace.report.formatting import number, over_seeds
+from ematrace.report.formatting import number
+from ematrace.report.gap_all_units import network_lines, network_rows
+from ematrace.report.gap_halves import halves_rows
+from ematrace.report.gap_predictions import BLOCKS, PREDICTORS, context_rows, prediction_rows, worth_rows
+from ematrace.report.gap_switches import SwitchTables, switch_tables
 from ematrace.report.gradient_cost import start_rows
-from ematrace.report.gradient_halves import halves_rows
-from ematrace.report.parts import Block, Content, DataTable, Paragraph, plain_table
-from ematrace.report.predictions import BLOCKS, PREDICTORS, context_rows, prediction_rows, worth_rows
-from ematrace.report.switches import SwitchTables, switch_tables
+from ematrace.report.parts import Content, DataTable, Paragraph, plain_table
 from ematrace.report.tables import Header, measure_table
-from ematrace.results import Factors, Sample, Selector
+from ematrace.results import Factors, Selector
 
 HELD_OUT: Factors = {"text": "validation", "slice": "all"}
 GRADIENTS = {"topk_ste": "straight-through", "topk_masked": "true gradient"}
@@ -26,15 +25,6 @@ TRAINED = (
     ("topk_ste", 0.0, "no load balance"),
     ("topk_masked", 0.0, "true gradient"),
 )
-MODELS = {"ema_error": "SPEN", "ema": "EMA, dense", "attention": "attention, dense"}
-SEQUENCES = ("sequence", "keys")
-HELD = {
-    "slow": "slow trace",
-    "traces": "three traces",
-    "state": "traces of all blocks",
-    "sequence": "two slow traces in sequence",
-    "keys": "keys and values",
-}
 
 
 def predictors(data: ReportData) -> Sequence[Content | None]:
@@ -73,11 +63,8 @@ def predictors(data: ReportData) -> Sequence[Content | None]:
 
 def _switches(found: SwitchTables) -> Iterator[Content]:
     """Why attention over the inputs helps less as a predictor than as a mixer, if it does."""
-    for (heads, *rows), what in (
-        (found.gains, "Nats that attention over the inputs gains over the static predictor"),
-        (found.effects, "Nats that each switch adds to that gain, over the settings of the others"),
-    ):
-        yield plain_table(heads, rows, what)
+    yield plain_table(*found.gains, "Nats that attention over the inputs gains over the static predictor")
+    yield plain_table(*found.effects, "Nats that each switch adds to that gain, over the settings of the others")
     yield Paragraph(found.verdict)
 
 
@@ -106,9 +93,9 @@ def sparsity(data: ReportData) -> Sequence[Content | None]:
     lines = [
         Line(name, points)
         for ffn, name in GRADIENTS.items()
-        if (points := [*_points(data, {s: _sparse(ffn, s, 0.0) for s in kept}, "gap_sparsity", "nats", HELD_OUT)])
+        if (points := measured_points(data, {s: _nats_of_kept(ffn, s) for s in kept}))
     ]
-    chart = _chart("Nats by the share of units kept", lines, "share of units", "nats") if lines else None
+    chart = line_chart("Nats by the share of units kept", lines, "share of units", "nats") if lines else None
     tables = [
         measure_table(data, rows, columns, "Units kept and load balance"),
         measure_table(data, _wide(data), columns, "More units at one width, 6% of them kept"),
@@ -124,8 +111,7 @@ def _causes(data: ReportData) -> Iterator[Content]:
         (network_rows(data), "Gradients of the network that runs and of that with all units on, during training"),
     ):
         if found is not None:
-            heads, rows = found
-            yield plain_table(heads, [[*row] for row in rows], caption)
+            yield plain_table(*found, caption)
     yield from (Paragraph(line) for line in network_lines(data))
 
 
@@ -140,6 +126,10 @@ def _wide(data: ReportData) -> list[Header]:
 
 def _sparse(ffn: str, kept: float, weight: float) -> Factors:
     return {"size": MAIN, "ffn": ffn, "kept": kept, "load_balance": weight}
+
+
+def _nats_of_kept(ffn: str, kept: float) -> Selector:
+    return Selector("gap_sparsity", "nats", {**_sparse(ffn, kept, 0.0), **HELD_OUT})
 
 
 def _gradient_parts(data: ReportData) -> Iterator[Content]:
@@ -161,48 +151,10 @@ def gradient_table(steps: Sequence[GradientsAt], name: str) -> DataTable:
         [
             f"{at.step:,}",
             *(
-                _known(sample)
+                number(sample.mean, 3)
                 for sample in (at.cosine, at.halves, at.norm_ratio, at.dead_units, at.usage_entropy, at.nats)
             ),
         ]
         for at in steps
     ]
     return plain_table(heads, rows, f"The straight-through gradient during training: {name}")
-
-
-def _known(sample: Sample) -> str:
-    return number(sample.mean, 3) if sample.known else "–"
-
-
-def decoding_charts(data: ReportData) -> Content | None:
-    """By model: the best reader's gain over the topic of the window, by lag."""
-    lags = sorted(lag for lag in data.table.values_of("trace_decoding", "lag", size=MAIN) if isinstance(lag, int))
-    panels: list[Content] = []
-    for context, model in MODELS.items():
-        lines = []
-        for held, name in HELD.items():
-            where: Factors = {"size": MAIN, "context": context, "representation": held, "number_format": "float32"}
-            best: Factors = {"reader": "mlp", "given": "nothing" if held in SEQUENCES else "topic"}
-            points = [*_points(data, {lag: {**where, "lag": lag} for lag in lags}, "trace_decoding", "gain_nats", best)]
-            lines += [Line(name, points)] if points else []
-        if lines:
-            panels.append(_chart(f"Nats gained on the token k back: {model}", lines, "tokens back", "nats"))
-    return Block(panels, "panels") if panels else None
-
-
-def _points(
-    data: ReportData, wheres: Mapping[float, Factors], experiment: str, metric: str, more: Factors
-) -> Iterator[Point]:
-    for x, where in wheres.items():
-        sample = data.sample(Selector(experiment, metric, {**where, **more}))
-        if sample is not None and sample.known:
-            yield Point(x, sample.mean, over_seeds(sample))
-
-
-def _chart(caption: str, lines: Sequence[Line], x_title: str, y_title: str) -> LineChart:
-    xs = [point.x for line in lines for point in line.points]
-    ys = [end for line in lines for p in line.points for end in (p.y, *(p.ends or ()))]
-    spread = (max(ys) - min(ys)) or 1.0
-    low = 0.0 if min(ys) >= 0 and min(ys) < 0.2 * max(ys) else min(ys) - 0.05 * spread
-    axis = log_axis(min(xs), max(xs) if max(xs) > min(xs) else math.nextafter(min(xs), math.inf))
-    return LineChart(caption, lines, axis, linear_axis(low, max(ys) + 0.05 * spread), x_title, y_title)

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator, Sequence
 from ematrace.analysis.gap_scores import EXPERIMENT
 from ematrace.analysis.gap_trend import COMPONENTS, CONTRASTS, FROM_MAIN, LEAST_SEEDS, Contrast, build_trend
 from ematrace.report.charts import Line, LineChart, Point, linear_axis, log_axis
-from ematrace.report.formatting import interval, number, over_seeds
-from ematrace.report.gap import share_text
+from ematrace.report.formatting import millions, number, over_seeds
+from ematrace.report.gap import nats_text, share_text
 from ematrace.report.parts import Content, DataTable, Paragraph, plain_table
 from ematrace.results import Interval, Sample, Table
 
@@ -67,13 +67,8 @@ def _ends(sample: Sample) -> Interval | None:
     return over_seeds(sample) if len(sample.values) >= LEAST_SEEDS else None
 
 
-def _difference(sample: Sample) -> str:
-    ends = _ends(sample)
-    return number(sample.mean, 3, signed=True) + (f" ({interval(ends, 3)})" if ends else "")
-
-
 def _label(one: Contrast) -> str:
-    return f"{one.parameters / 1e6:.1f}M, {one.tokens / 1e6:.0f}M, {one.vocabulary:,}"
+    return f"{millions(one.parameters)}, {millions(one.tokens, 0)}, {one.vocabulary:,}"
 
 
 def trend_table(found: Sequence[Contrast]) -> DataTable:
@@ -82,7 +77,7 @@ def trend_table(found: Sequence[Contrast]) -> DataTable:
     for one in found:
         samples = [one.differences.get(name) for name in CONTRASTS]
         counts = sorted({len(sample.values) for sample in samples if sample is not None})
-        shown = ["–" if sample is None else _difference(sample) for sample in samples]
+        shown = ["–" if sample is None else nats_text(sample, signed=True) for sample in samples]
         shares = [share_text(one.components[name]) if one.components else "–" for name in COMPONENTS]
         rows.append([_label(one), number(one.tokens_per_parameter), *shown, *shares, ", ".join(map(str, counts))])
     caption = "Nats by which one arm is worse than another, and shares of the distance from SPEN to GPT-2"

@@ -6,11 +6,12 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from markupsafe import Markup
 
+from ematrace.analysis.gap_scores import MAIN
+from ematrace.report.charts import Line, line_chart, measured_points
 from ematrace.report.data import ReportData
-from ematrace.report.parts import Content, DataTable, Fold, Paragraph, code
-from ematrace.report.sections.gap_controls import decoding_charts
+from ematrace.report.parts import Block, Content, DataTable, Fold, Paragraph, code
 from ematrace.report.tables import Header, measure_table
-from ematrace.results import Factors
+from ematrace.results import Factors, Selector
 
 EXPERIMENT = "trace_decoding"
 MODELS = {"ema_error": "SPEN, Algorithm 1", "ema": "EMA, dense", "attention": "attention, dense"}
@@ -20,6 +21,14 @@ REPRESENTATIONS = {
     "state": "traces of all blocks, one vector",
     "sequence": "slow traces, sequence",
     "keys": "keys and values, sequence",
+}
+CHARTED_MODELS = {**MODELS, "ema_error": "SPEN"}
+CHARTED = {
+    "slow": "slow trace",
+    "traces": "three traces",
+    "state": "traces of all blocks",
+    "sequence": "two slow traces in sequence",
+    "keys": "keys and values",
 }
 READERS = {"linear": "linear", "mlp": "hidden layer"}
 BEST = "mlp"
@@ -39,11 +48,26 @@ def decoded_tokens(data: ReportData) -> Sequence[Content | None]:
     found = data.table.values_of(EXPERIMENT, "lag")
     lags = sorted(lag for lag in found if isinstance(lag, int))
     sizes = [size for size in data.table.values_of(EXPERIMENT, "size") if size != "toy"]
-    panels = decoding_charts(data)
+    panels = decoding_charts(data, lags)
     tables = [
         part for size in sizes for model in MODELS for part in _model(data, {"context": model, "size": size}, lags)
     ]
     return [panels, *tables, REST] if any(tables) else [panels]
+
+
+def decoding_charts(data: ReportData, lags: Sequence[int]) -> Content | None:
+    """By model: the best reader's gain over the topic of the window, by lag."""
+    panels: list[Content] = []
+    for context, model in CHARTED_MODELS.items():
+        lines = []
+        for held, name in CHARTED.items():
+            where: Factors = {"size": MAIN, "context": context, "representation": held, "number_format": "float32"}
+            best: Factors = {**where, "reader": BEST, "given": "nothing" if held in SEQUENCES else "topic"}
+            points = measured_points(data, {k: Selector(EXPERIMENT, "gain_nats", {**best, "lag": k}) for k in lags})
+            lines += [Line(name, points)] if points else []
+        if lines:
+            panels.append(line_chart(f"Nats gained on the token k back: {model}", lines, "tokens back", "nats"))
+    return Block(panels, "panels") if panels else None
 
 
 def _model(data: ReportData, of: Factors, lags: Sequence[int]) -> Iterator[Content | None]:

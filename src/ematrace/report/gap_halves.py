@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from ematrace.analysis.gap_halves import FIRST_ADDED, build_halves
 from ematrace.report.data import ReportData
-from ematrace.report.formatting import number
-from ematrace.report.gap import with_interval
+from ematrace.report.formatting import Rows, millions, number, with_interval
 
 OUTCOMES = {
     "weights": "the weights of dropped units",
@@ -21,11 +20,11 @@ HEADS = [
 ]
 
 
-def halves_rows(data: ReportData) -> tuple[list[str], list[list[str]]] | None:
+def halves_rows(data: ReportData) -> Rows | None:
     """By size and learning rate, nats on held-out text; None where nothing is recorded."""
     rows = [
         [
-            f"{one.parameters / 1e6:.1f}M",
+            millions(one.parameters),
             f"{one.lr:g}",
             number(one.nats.mean, 3),
             *(with_interval(cost) for cost in (one.weights, one.through, one.both, one.beyond_sum)),
@@ -35,4 +34,4 @@ def halves_rows(data: ReportData) -> tuple[list[str], list[list[str]]] | None:
         ]
         for one in build_halves(data.cells)
     ]
-    return (HEADS, rows) if rows else None
+    return Rows(HEADS, rows) if rows else None

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from ematrace.analysis.gap_causes import LEAST_SEEDS, SMALLEST_EFFECT, SWITCHES, Switches, build_switches
 from ematrace.report.data import ReportData
-from ematrace.report.formatting import number, plural
-from ematrace.report.gap import TEXT_NAMES, listed, text_name, with_interval
+from ematrace.report.formatting import Rows, listed, number, plural, with_interval
+from ematrace.report.gap import TEXT_NAMES, text_name
 
 NAMES = {
     "query": "query from the input",
@@ -20,10 +20,10 @@ PARTS = {"recall": "on repeated pairs", "other": "on other tokens"}
 
 @dataclass(frozen=True)
 class SwitchTables:
-    """Heads first; what is gained is nats over the static predictor on the same path."""
+    """What is gained is nats over the static predictor on the same path."""
 
-    gains: list[list[str]]
-    effects: list[list[str]]
+    gains: Rows
+    effects: Rows
     verdict: str
 
 
@@ -33,13 +33,12 @@ def switch_tables(data: ReportData) -> SwitchTables | None:
     if not found:
         return None
     columns = {text_name(one.text): one for one in found}
-    gains = [["attention over the inputs", *columns], *_gains(found)]
+    gains = Rows(["attention over the inputs", *columns], list(_gains(found)))
     for part, name in PARTS.items():
         if (one := build_switches(data.table, found[0].text, part=part)) is not None:
             columns[f"{text_name(found[0].text)}, {name}"] = one
-    effects = [["switch", *columns]]
-    effects += [[name, *(with_interval(c.effects[key]) for c in columns.values())] for key, name in NAMES.items()]
-    return SwitchTables(gains, effects, _verdict(found))
+    effects = [[name, *(with_interval(c.effects[key]) for c in columns.values())] for key, name in NAMES.items()]
+    return SwitchTables(gains, Rows(["switch", *columns], effects), _verdict(found))
 
 
 def _gains(found: Sequence[Switches]) -> Iterator[list[str]]:

@@ -11,8 +11,7 @@ from ematrace.analysis.gap_all_units import (
     reading,
 )
 from ematrace.report.data import ReportData
-from ematrace.report.formatting import number
-from ematrace.report.gap import with_interval
+from ematrace.report.formatting import Rows, number, with_interval
 
 NAMES = {STRAIGHT_THROUGH: "straight-through", TRUE: "true gradient"}
 HEADS = [
@@ -33,7 +32,7 @@ TURNS = {
 }
 
 
-def network_rows(data: ReportData) -> tuple[list[str], list[list[str]]] | None:
+def network_rows(data: ReportData) -> Rows | None:
     """Cosines and nats during training; None where nothing is recorded."""
     rows = [
         [
@@ -45,7 +44,7 @@ def network_rows(data: ReportData) -> tuple[list[str], list[list[str]]] | None:
         for ffn in NAMES
         for at in build_networks(data.table, ffn)
     ]
-    return (HEADS, rows) if rows else None
+    return Rows(HEADS, rows) if rows else None
 
 
 def network_lines(data: ReportData) -> list[str]:

@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import pairwise
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from ematrace.analysis.gap import SPREAD, Chain, Ratio, RecallShare, Shares, Step, ratio
-from ematrace.analysis.gap_design import SPEN, STEP_ENDS, ArmFactors, step_name
-from ematrace.analysis.gap_places import CHANGES as PLACES
-from ematrace.analysis.gap_places import build_places, context_name
-from ematrace.analysis.second import MARGIN, agreements, steps_twice
+from doc_tables.gap_rows import first_and_last
+from ematrace.analysis.gap import SPREAD, Chain, RecallShare, ratio
+from ematrace.analysis.gap_design import CHANGES as STEPS
+from ematrace.analysis.gap_design import JOINED_NAME, SPEN, ArmFactors
 from ematrace.report.data import ReportData
-from ematrace.report.formatting import number
+from ematrace.report.formatting import listed, number, with_interval
 from ematrace.report.gap import (
     OUTCOMES,
     PAPERS_GAP,
     GapData,
     attention_name,
-    listed,
+    averaged_values,
     other_reading,
     pair_text,
     percent,
@@ -29,24 +27,23 @@ from ematrace.report.gap import (
     share_text,
     text_name,
     to_attention,
-    with_interval,
 )
 from ematrace.results import Sample
 
 NOT_RECORDED = "What the gap between SPEN and a transformer is made of is not recorded yet."
+_STEPS = {(change.factor, change.value): change.name for change in STEPS}
+GRADIENT_STEPS = (_STEPS["load_balance", 0.0], _STEPS["ffn", "topk_masked"])
 PARTS = {
-    "the load-balance loss and the straight-through gradient of the top-k": (0, 2),
-    "traces in place of attention with learned positions": (6, 7),
+    "the load-balance loss and the straight-through gradient of the top-k": GRADIENT_STEPS,
+    "traces in place of attention with learned positions": (JOINED_NAME,),
 }
-"""Steps of the chain by their place."""
+"""Steps of the chain by their names."""
 CLOSURES = {
     "closes": f"within the margin of {SPREAD:g}",
     "does not close": "they differ",
     "undecided": f"with these seeds it is not decided whether they agree within {SPREAD:g}",
     "not checked": "one seed, which checks nothing",
 }
-CHANGES = dict(zip(("context", "gradient", "selection", "residual"), (name for *_, name in PLACES), strict=True))
-"""Changes of the factorial, by their share's name."""
 
 
 def findings(data: ReportData) -> str:
@@ -95,7 +92,7 @@ def _distance(gap: GapData) -> str:
 
 def _parts(gap: GapData) -> Iterator[str]:
     """What two parts are of the chain's distance, on every text that has them."""
-    shares = {what: [_share(c, ends) for c in gap.chains] for what, ends in PARTS.items()}
+    shares = {what: [_share(c, names) for c in gap.chains] for what, names in PARTS.items()}
     known = {what: [share for share in found if share is not None] for what, found in shares.items()}
     parts = [f"{what}, {listed(known[what])}" for what, found in shares.items() if len(known[what]) == len(found)]
     if parts:
@@ -118,8 +115,10 @@ def _orders(gap: GapData) -> Iterator[str]:
     """The plan's verdict on the traces' share, over the orders of the changes."""
     if gap.outcome is None:
         return
-    first, last = _ends(gap)
-    traces = [listed([share_text(of["context"]) for of in ends]) for ends in (map(_values, gap.shares), first, last)]
+    first, last = first_and_last(gap)
+    traces = [
+        listed([share_text(of["context"]) for of in ends]) for ends in (map(averaged_values, gap.shares), first, last)
+    ]
     average, as_first, as_last = traces
     whole = listed([number(shares.whole.mean, 2) for shares in gap.shares])
     yield (
@@ -145,40 +144,9 @@ def _other_gradient(gap: GapData) -> Iterator[str]:
     )
 
 
-def _values(shares: Shares) -> Mapping[str, Ratio]:
-    """Over all orders, with the feed-forward layer in its two parts."""
-    return {**shares.players, **shares.split}
-
-
-def _ends(gap: GapData) -> tuple[list[Mapping[str, Ratio]], list[Mapping[str, Ratio]]]:
-    return [shares.first for shares in gap.shares], [shares.last for shares in gap.shares]
-
-
-def share_rows(data: ReportData) -> tuple[list[str], list[list[str]]] | None:
-    """Of every change on every text, nats and share in all orders: heads and rows; None where an arm is missing."""
-    gap = data.derived(GapData)
-    if gap.scores.is_toy or not gap.shares:
-        return None
-    heads = ["change", *(head for s in gap.shares for head in (text_name(s.text), "share"))]
-    first, last = _ends(gap)
-    averaged = [_values(shares) for shares in gap.shares]
-    rows = [[name, *_with_shares(averaged, change)] for change, name in CHANGES.items()]
-    rows += [
-        [f"{CHANGES['context']}, as the {at} change", *_with_shares(ends, "context")]
-        for at, ends in (("first", first), ("last", last))
-    ]
-    rows.append(["the whole distance", *(cell for s in gap.shares for cell in (with_interval(s.whole), ""))])
-    return heads, rows
-
-
-def _with_shares(by_text: Iterable[Mapping[str, Ratio]], change: str) -> list[str]:
-    return [cell for of in by_text for cell in (with_interval(of[change].part), share_text(of[change]))]
-
-
-def _share(chain: Chain, ends: tuple[int, int]) -> str | None:
-    """What the changes between two arms of the chain are of the whole; None where one of the arms is missing, or the
-    whole is too small for shares."""
-    names = [step_name(*pair) for pair in pairwise(STEP_ENDS)][slice(*ends)]
+def _share(chain: Chain, names: Sequence[str]) -> str | None:
+    """What these steps of the chain are of the whole; None where an arm beside one is missing, or the whole is too
+    small for shares."""
     found = [np.array(step.nats.values) for step in chain.steps if step.name in names]
     if len(found) != len(names):
         return None
@@ -220,15 +188,15 @@ def _recall_by_text(gap: GapData, attention: ArmFactors) -> Iterator[tuple[str, 
 
 def _joined(gap: GapData) -> Iterator[str]:
     """The first two steps, whose split depends on the rates."""
-    names = [step_name(*pair) for pair in pairwise(STEP_ENDS[:3])]
     found = []
     for chain in gap.chains:
-        steps = [step.nats.values for step in chain.steps if step.name in names]
-        if len(steps) == len(names):
+        steps = [step.nats.values for step in chain.steps if step.name in GRADIENT_STEPS]
+        if len(steps) == len(GRADIENT_STEPS):
             both = Sample(tuple(map(math.fsum, zip(*steps, strict=True))))
             found.append(f"{text_name(chain.text)} {with_interval(both)}")
     if found:
-        yield f"- “{names[0]}” and “{names[1]}” together: {'; '.join(found)}."
+        names = " and ".join(f"“{name}”" for name in GRADIENT_STEPS)
+        yield f"- {names} together: {'; '.join(found)}."
 
 
 def _halves(chain: Chain) -> Iterator[str]:
@@ -262,69 +230,3 @@ def _checks(gap: GapData) -> Iterator[str]:
         )
     if gap.doubts:
         yield f"- Reasons to doubt: {' '.join(gap.doubts)}"
-
-
-def place_rows(data: ReportData) -> tuple[list[str], list[list[str]]] | None:
-    """Every change of the factorial wherever it was measured: heads and rows; None where there is none."""
-    gap = data.derived(GapData)
-    places = [] if gap.scores.is_toy else list(build_places(gap.scores))
-    if not places:
-        return None
-    heads = ["change", "context", "feed-forward layer", "residual", *map(text_name, gap.scores.texts)]
-    rows = []
-    for place in places:
-        of = {"context": context_name(place.where), "ffn": place.where.ffn, "residual": place.where.residual}
-        of[place.factor] = ""  # it is what changes
-        rows.append([place.change, *of.values(), *map(with_interval, place.nats.values())])
-    return heads, rows
-
-
-def chain_rows(data: ReportData) -> tuple[list[str], list[list[str]]] | None:
-    """The steps on every text: heads and rows; None where there is no chain of a real size."""
-    return _by_step(data, ("", ", p (Holm)"), lambda step: [with_interval(step.nats), _p_value(step.p_value)])
-
-
-def split_rows(data: ReportData) -> tuple[list[str], list[list[str]]] | None:
-    """Of every step, what lies on tokens that repeat a pair and on all others."""
-    parts = (", repeated pairs", ", other tokens")
-    return _by_step(data, parts, lambda step: [number(step.recall.mean, 3), number(step.other.mean, 3)])
-
-
-def _by_step(
-    data: ReportData, columns: Sequence[str], cells: Callable[[Step], list[str]]
-) -> tuple[list[str], list[list[str]]] | None:
-    gap = data.derived(GapData)
-    if gap.scores.is_toy or not gap.chains:
-        return None
-    heads = ["step", *(f"{text_name(chain.text)}{column}" for chain in gap.chains for column in columns)]
-    by_text = [(*chain.steps, chain.whole) for chain in gap.chains]
-    rows = [[of[0].name, *(cell for step in of for cell in cells(step))] for of in zip(*by_text, strict=True)]
-    return heads, rows
-
-
-def _p_value(p: float | None) -> str:
-    return "" if p is None else "< .001" if p < 0.001 else number(p, 3)
-
-
-def second_rows(data: ReportData) -> tuple[list[str], list[list[str]]] | None:
-    """A second implementation against the first, by text and arm; None where it has no arm of theirs on two seeds."""
-    gap = data.derived(GapData)
-    rows = []
-    for text in gap.scores.texts:
-        for one in agreements(data.table, gap.scores, text):
-            nats = [with_interval(sample, signed=True) for sample in (one.difference, one.on_recall)]
-            rows.append([text_name(text), one.arm.text, *nats, one.verdict, str(len(one.difference.values))])
-    heads = ["text", "arm", "second implementation minus first, nats", "on repeated pairs"]
-    return ([*heads, f"within ±{MARGIN:g} nats", "seeds"], rows) if rows else None
-
-
-def second_step_rows(data: ReportData) -> tuple[list[str], list[list[str]]] | None:
-    """What a change saves in either implementation, on the same seeds; None where there is none."""
-    gap = data.derived(GapData)
-    rows = []
-    for text in gap.scores.texts:
-        for step in steps_twice(data.table, gap.scores, text):
-            nats = [with_interval(sample) for sample in (step.first, step.second)]
-            difference = with_interval(step.difference, signed=True)
-            rows.append([text_name(text), step.name, *nats, difference, str(len(step.first.values))])
-    return (["text", "change", "nats saved, first", "second", "second minus first", "seeds"], rows) if rows else None

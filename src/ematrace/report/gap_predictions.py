@@ -6,8 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from ematrace.analysis.gap_predictions import Predictions, build_predictions, worth_of
 from ematrace.report.data import ReportData
-from ematrace.report.formatting import number
-from ematrace.report.gap import with_interval
+from ematrace.report.formatting import Rows, number, with_interval
 from ematrace.results import Sample
 
 BLOCKS = {"topk_ste": "Algorithm 1's block", "topk_masked": "true gradient", "dense": "dense"}
@@ -18,7 +17,6 @@ PREDICTORS = {
     ("softmax", "trace_sequence"): "softmax, trace sequence",
     ("softmax", "inputs"): "softmax, inputs",
 }
-Rows = tuple[list[str], list[list[str]]]
 
 
 def prediction_rows(data: ReportData) -> Rows | None:
@@ -34,7 +32,7 @@ def prediction_rows(data: ReportData) -> Rows | None:
         [*names, *(_by_layer(found, share) for share in columns.values()), found.predicts, str(len(found.seeds))]
         for names, found in _recorded(data)
     ]
-    return (["block", "predictor", *columns, "under the plan's rule", "seeds"], rows) if rows else None
+    return Rows(["block", "predictor", *columns, "under the plan's rule", "seeds"], rows) if rows else None
 
 
 def context_rows(data: ReportData) -> Rows | None:
@@ -50,7 +48,7 @@ def context_rows(data: ReportData) -> Rows | None:
         for names, f in _recorded(data)
     ]
     heads = ["block", "predictor", *columns, "under the plan's rule", "nats lost without the block"]
-    return (heads, rows) if rows else None
+    return Rows(heads, rows) if rows else None
 
 
 def worth_rows(data: ReportData) -> Rows | None:
@@ -64,7 +62,7 @@ def worth_rows(data: ReportData) -> Rows | None:
         for nats in (found.worth, found.worth_of_input, found.trained_without):
             rows[-1] += _judged(nats)
         rows[-1].append(str(len(found.seeds)))
-    return ([*heads, "seeds"], rows) if rows else None
+    return Rows([*heads, "seeds"], rows) if rows else None
 
 
 def _recorded(data: ReportData) -> Iterator[tuple[tuple[str, str], Predictions]]:
@@ -83,4 +81,4 @@ def _means(samples: Sequence[Sample]) -> str:
 
 
 def _judged(nats: Sample | None) -> tuple[str, str]:
-    return ("–", "–") if nats is None else (with_interval(nats, 3, signed=True), worth_of(nats))
+    return ("–", "–") if nats is None else (with_interval(nats, signed=True), worth_of(nats))
