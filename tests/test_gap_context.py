@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from cells_support import make_table
@@ -14,6 +16,16 @@ from ematrace.analysis.gap_context import (
 )
 from ematrace.analysis.gap_design import ATTENTION, EMA, WITHOUT_POSITIONS, ArmFactors
 from ematrace.analysis.gap_scores import GapScores, load_scores
+from ematrace.ledger import load_claims
+from ematrace.report.data import ReportData
+from ematrace.report.gap_context import (
+    context_rows,
+    context_sentence,
+    context_share_rows,
+    recall_part_rows,
+    unordered_sentence,
+)
+from ematrace.results import CellFile
 from gap_support import RECALL, TOKENS, run, sweep
 
 SHARE = RECALL / TOKENS
@@ -78,3 +90,50 @@ def test_nothing_without_what_is_compared_with() -> None:
     assert [worth.name for worth in build_worth(without_traces, "c4")] == ["attention with RoPE"]
     assert recall_without_positions(without_traces, "c4") is None
     assert build_recall_parts(without_traces, "c4") == {}
+
+
+def report_data(*made: CellFile) -> ReportData:
+    """Rates are swept in models of a real size."""
+    table = make_table(*made, *(sweep(list(NATS)) if made else []))
+    return ReportData(table, load_claims(), ())
+
+
+class TestRows:
+    """As page and docs show them."""
+
+    @pytest.fixture(scope="class")
+    def data(self) -> ReportData:
+        return report_data(*(run(arm, seed, NATS[arm][1], NATS[arm][0]) for arm in NATS for seed in range(3)))
+
+    def test_a_row_for_each_context_that_is_recorded(self, data: ReportData) -> None:
+        heads, rows = context_rows(data) or ((), ())
+        texts = ("held-out text", "WikiText-2", "C4")
+        assert list(heads) == ["context", *(head for text in texts for head in (text, "of these, on repeated pairs"))]
+        assert [row[0] for row in rows] == ["EMA traces", "attention without positions", "attention with RoPE"]
+        assert [row[2] for row in rows] == [".200", ".220", ".800"]
+        assert [row[1].split(" ")[0] for row in rows] == [".920", ".700", "1.600"]
+
+    def test_shares_by_slice(self, data: ReportData) -> None:
+        _, rows = context_share_rows(data) or ((), ())
+        shares = {(name, tokens): on_c4.split("%")[0] for name, tokens, *_, on_c4 in rows}
+        assert shares["EMA traces", "tokens that repeat a pair"] == "25.0"
+        assert shares["EMA traces", "all other tokens"] == "90.0"
+        assert shares["attention without positions", "all other tokens"] == "60.0"
+        sentence = context_sentence(data)
+        assert re.search(r"traces save (5[78]%[, and]*){3} of the nats", sentence)  # .92 of 1.6
+        assert "25%, 25% and 25% on tokens that repeat a pair of tokens" in sentence
+        assert sentence.endswith("90%, 90% and 90% on the others.")
+        assert "\N{MINUS SIGN}.020" in unordered_sentence(data)
+
+    def test_repeated_pairs_by_distance_and_count(self, data: ReportData) -> None:
+        _, rows = recall_part_rows(data) or ((), ())
+        by_name = {name: cells for name, *cells in rows}
+        assert by_name["all"][0] == "20.0%, 20.0% and 20.0%"
+        assert by_name["last seen 1 to 16 tokens back"][2:] == ["3.00", *["–"] * 4]
+        assert "17 to 64" not in by_name
+
+    def test_nothing_of_toys_and_of_nothing(self) -> None:
+        toys = (run(arm, seed, NATS[arm][1], NATS[arm][0], size="toy") for arm in NATS for seed in range(3))
+        for data in (report_data(*toys), report_data()):
+            assert context_rows(data) is context_share_rows(data) is recall_part_rows(data) is None
+            assert context_sentence(data) == unordered_sentence(data) == ""

@@ -2,7 +2,6 @@
 
 from doc_tables import (
     choices,
-    context,
     decoding,
     gap,
     large,
@@ -20,7 +19,6 @@ __all__ = [
     "chain_picture",
     "changed_blocks",
     "choices",
-    "context",
     "decoding",
     "gap",
     "large",

@@ -10,8 +10,10 @@ from doc_tables.gap_rows import best_rate_rows, chain_rows, place_rows, second_s
 from ematrace.report.data import ReportData
 from ematrace.report.formatting import Rows
 from ematrace.report.gap_all_units import network_lines, network_rows
+from ematrace.report.gap_context import context_rows, context_share_rows, recall_part_rows, unordered_sentence
 from ematrace.report.gap_halves import halves_rows
-from ematrace.report.gap_predictions import context_rows, prediction_rows, worth_rows
+from ematrace.report.gap_predictions import context_rows as context_of_predictions
+from ematrace.report.gap_predictions import prediction_rows, worth_rows
 from ematrace.report.gap_second import second_rows
 from ematrace.report.gradient_cost import gradient_rows, gradient_share_rows, start_rows, verdict_lines
 
@@ -22,6 +24,9 @@ ROWS: Mapping[str, tuple[Build, tuple[str, ...]]] = {
     "gap-split": (split_rows, ()),
     "gap-places": (place_rows, ()),
     "gap-shares": (share_rows, ()),
+    "gap-context": (context_rows, ()),
+    "gap-context-shares": (context_share_rows, ()),
+    "gap-recall-parts": (recall_part_rows, ()),
     "gap-second": (second_rows, ()),
     "gap-second-steps": (second_step_rows, ()),
     "gap-rates": (best_rate_rows, ()),
@@ -30,7 +35,7 @@ ROWS: Mapping[str, tuple[Build, tuple[str, ...]]] = {
     "gap-gradient-share": (gradient_share_rows, ("gap", "gap_units", "gap_sizes")),
     "gap-halves": (halves_rows, ("gap_halves",)),
     "gap-predictions": (prediction_rows, ("gap_predictions",)),
-    "gap-predictions-context": (context_rows, ("gap_predictions",)),
+    "gap-predictions-context": (context_of_predictions, ("gap_predictions",)),
     "gap-predictions-worth": (worth_rows, ("gap_predictions",)),
 }
 
@@ -58,6 +63,11 @@ def gap_verdict(data: ReportData, block: str) -> str:
 @table("gap-recall", "gap")
 def gap_recall(data: ReportData, block: str) -> str:
     return recall_finding(data)
+
+
+@table("gap-unordered")
+def gap_unordered(data: ReportData, block: str) -> str:
+    return f"{unordered_sentence(data) or NOT_RECORDED}\n"
 
 
 @table("gap-details")

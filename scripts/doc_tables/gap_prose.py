@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from doc_tables.gap_rows import first_and_last
-from ematrace.analysis.gap import SPREAD, Chain, RecallShare, ratio
+from ematrace.analysis.gap import SPREAD, Chain, RecallShare, Shares, ratio
 from ematrace.analysis.gap_design import CHANGES as STEPS
 from ematrace.analysis.gap_design import JOINED_NAME, SPEN, ArmFactors
 from ematrace.report.data import ReportData
@@ -125,8 +125,14 @@ def _orders(gap: GapData) -> Iterator[str]:
         f"The two ends are {whole} nats apart. Traces are {average} of the distance on average, {as_first} as the "
         f"first change and {as_last} as the last (95% intervals over seeds). Under the rule that was written before "
         f"the runs, this counts {OUTCOMES[gap.outcome]} the claim that the whole gap is the traces: against it is a "
-        "share below half on average, first and last, on all texts; for it, one above three quarters."
+        "share below half on average, first and last, on all texts; for it, one above three quarters. On average over "
+        f"the orders, the gradient costs {listed([*map(_gradient_over_traces, gap.shares)])} nats more than the traces."
     )
+
+
+def _gradient_over_traces(shares: Shares) -> str:
+    pairs = zip(shares.split["gradient"].part.values, shares.players["context"].part.values, strict=True)
+    return with_interval(Sample(tuple(gradient - traces for gradient, traces in pairs)))
 
 
 def _other_gradient(gap: GapData) -> Iterator[str]:

@@ -24,8 +24,10 @@ CONTEXTS: Mapping[str, ArmFactors] = {
 }
 PARTS = ("all", "recall", "other")
 """Tokens that repeat a pair seen before in the window, and all others."""
-RECALLED = ("recall", "rare_recall", "rare_here_recall", "distance 1-16", "distance 17-64", "distance 65-256")
-RECALLED += ("distance 257+",)
+RECALLED = (
+    *("recall", "rare_recall", "rare_here_recall"),
+    *("distance 1-16", "distance 17-64", "distance 65-256", "distance 257+"),
+)
 
 
 @dataclass(frozen=True)

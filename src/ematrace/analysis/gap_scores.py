@@ -31,7 +31,7 @@ MAIN = "2m"
 TEXTS = ("validation", "wikitext2", "c4")  # in this order, and any others after them
 STRETCH = "nats_in_stretch"
 RANGES = {"distance": "recall_nats_by_distance", "pair_count": "recall_nats_by_count"}
-"""Metrics of tokens that repeat a pair, in ranges of a factor: slices such as "distance 1-16"."""
+"""Metrics of tokens that repeat a pair, by the factor that has ranges: `distance 1-16`, `pair_count 10-99`."""
 SEEDS = 5  # of the plan, at the main size
 NOT_SWEPT = "its learning rates were not swept"
 SAME_SIZE = 0.01  # share of the parameters by which arms of matched width may differ
@@ -71,6 +71,8 @@ class Run:
     curve: Mapping[int, float] = field(default_factory=dict)
     """Training loss by step, each the mean since the step before."""
     on_gpu: bool = True
+    ranges: Mapping[tuple[str, str], Metric] = field(default_factory=dict)
+    """As `nats`: of tokens that repeat a pair, by RANGES."""
 
     @property
     def diverged(self) -> bool:
@@ -88,6 +90,10 @@ class Run:
         """
         scored = {f"{text} {part}": self.scored_tokens(text, part) for text, part in self.unigram}
         return json.dumps([self.settings, self.on_gpu, scored], sort_keys=True, default=str)
+
+    def of(self, text: str, part: str) -> Metric | None:
+        """Nats of a slice or a range."""
+        return self.nats.get((text, part)) or self.ranges.get((text, part))
 
     def scored_tokens(self, text: str, part: str = "all") -> tuple[int | None, float | None] | None:
         """How many tokens, and the unigram's nats on them."""
@@ -145,7 +151,7 @@ class GapScores:
         return np.array([self._metric(arm, text, part, seed).value for seed in seeds], dtype=np.float64)
 
     def has(self, arm: ArmFactors, text: str, part: str, seeds: Sequence[int]) -> bool:
-        return all((text, part) in self.arms[arm][seed].nats for seed in seeds)
+        return all(self.arms[arm][seed].of(text, part) is not None for seed in seeds)
 
     def share(self, arm: ArmFactors, text: str, part: str, seed: int) -> float:
         """Of the text's tokens, those in that slice."""
@@ -160,9 +166,9 @@ class GapScores:
 
     def _metric(self, arm: ArmFactors, text: str, part: str, seed: int) -> Metric:
         run = self.arms[arm][seed]
-        if (text, part) not in run.nats:
+        if (metric := run.of(text, part)) is None:
             raise ValueError(f"{run.path}: no nats of slice {part!r} of {text!r}")
-        return run.nats[text, part]
+        return metric
 
     def stretches(self, arm: ArmFactors, text: str, seeds: Sequence[int]) -> Values | None:
         """Nats [seeds, stretches of the text]; None where a run does not have them."""
@@ -194,10 +200,12 @@ def _run(path: Path, cells: Sequence[StoredCell]) -> Run | None:
         return None
     scored = [c.cell for c in cells if "text" in c.cell.factors and "slice" in c.cell.factors]
     places = [((str(c.factors["text"]), str(c.factors["slice"])), c.metrics) for c in scored]
-    nats = {place: metrics["nats"] for place, metrics in places if "nats" in metrics}
-    for cell in (c.cell for c in cells):
-        ranges = [(of, metric) for of, metric in RANGES.items() if of in cell.factors and metric in cell.metrics]
-        nats |= {(str(cell.factors["text"]), f"{of} {cell.factors[of]}"): cell.metrics[m] for of, m in ranges}
+    ranges = {
+        (str(cell.factors["text"]), f"{factor} {cell.factors[factor]}"): cell.metrics[metric]
+        for cell in (c.cell for c in cells)
+        for factor, metric in RANGES.items()
+        if factor in cell.factors and metric in cell.metrics
+    }
     parts: dict[str, dict[int, float]] = defaultdict(dict)
     for cell in (c.cell for c in cells if STRETCH in c.cell.metrics):
         parts[str(cell.factors["text"])][int(cell.factors["stretch"])] = _number(cell.metrics[STRETCH].value)
@@ -212,13 +220,14 @@ def _run(path: Path, cells: Sequence[StoredCell]) -> Run | None:
         path,
         first.settings,
         of_model[0] if of_model else {},
-        nats,
+        {place: metrics["nats"] for place, metrics in places if "nats" in metrics},
         {place: metrics["unigram_nats"] for place, metrics in places if "unigram_nats" in metrics},
         {text: tuple(nats[i] for i in sorted(nats)) for text, nats in parts.items()},
         largest_rise(curve) if curve else 0.0,
         first.factors,
         curve,
         "gpu" in first.provenance.hardware,
+        ranges,
     )
 
 

@@ -27,7 +27,8 @@ from ematrace.report.gap import (
     shares_sentence,
     toy_text,
 )
-from ematrace.report.gradient_cost import gradient_sentence, share_sentence, training_sentence
+from ematrace.report.gap_context import context_sentence
+from ematrace.report.gradient_cost import gradient_sentence, share_sentence
 from ematrace.report.sections.accuracy import rows_by, samples_of
 from ematrace.report.sections.content import lag_chart
 from ematrace.report.sections.spen import RATE, STREAMS
@@ -115,12 +116,13 @@ def gap_finding(data: ReportData) -> FindingView | None:
 
 
 def _gap_points(data: ReportData, gap: GapData) -> tuple[str, ...]:
-    """What limits the largest part comes right after the parts."""
+    """The parts of the gap, what traces give, and what limits the largest part."""
     if not gap.chains or gap.scores.is_toy:
         return (toy_text(gap),) if gap.chains else ()
-    larger = " ".join(filter(None, (share_sentence(data), largest_sentence(gap))))
-    cost = (gradient_sentence(data), training_sentence(data))
-    return tuple(filter(None, (distance_sentence(gap), shares_sentence(gap), larger, *cost, mixers_sentence(gap))))
+    traces = f"{context_sentence(data)} {mixers_sentence(gap)}".strip()
+    larger = f"{share_sentence(data)} {largest_sentence(gap)}".strip()
+    points = (distance_sentence(gap), shares_sentence(gap), traces, larger, gradient_sentence(data))
+    return tuple(filter(None, points))
 
 
 def seeds_of(samples: Iterable[Sample | None]) -> str:

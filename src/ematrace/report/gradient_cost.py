@@ -123,25 +123,6 @@ def share_sentence(data: ReportData) -> str:
     )
 
 
-def training_sentence(data: ReportData) -> str:
-    """The gradient's cost at two sizes and about as many tokens per parameter; empty where that was not measured."""
-    verdicts = data.derived(GradientCosts).of_training
-    if not verdicts:
-        return ""
-    ends = [[getattr(verdict, end) for verdict in verdicts.values()] for end in ("shorter", "larger")]
-    parts = [
-        f"{listed([number(one.differences[GRADIENT].mean, 2) for one in of])} nats at {millions(of[0].parameters)} "
-        f"parameters ({number(of[0].tokens_per_parameter, 0)} tokens for each)"
-        for of in ends
-    ]
-    outcomes = {
-        outcome: [text_name(text) for text, verdict in verdicts.items() if verdict.outcome == outcome]
-        for outcome in TRAINING_OUTCOMES
-    }
-    said = "; ".join(f"{TRAINING_OUTCOMES[outcome]} ({listed(texts)})" for outcome, texts in outcomes.items() if texts)
-    return f"At about as many tokens per parameter, the straight-through gradient costs {' and '.join(parts)}: {said}."
-
-
 def gradient_sentence(data: ReportData) -> str:
     """On held-out text: the cost by units, the verdict of the plan's rule, other numbers kept, larger models; empty
     without a verdict."""
@@ -248,11 +229,12 @@ def gradient_share_rows(data: ReportData) -> Rows | None:
                 continue
             about = [millions(one.parameters), f"{one.vocabulary:,}", number(one.tokens_per_parameter, 0)]
             about.append(text_name(text))
-            seeds = len(part.part.values)
-            row = [*about, nats_text(part.whole), nats_text(part.part), share_text(part), str(seeds)]
+            rest = Sample(tuple(whole - cost for whole, cost in zip(part.whole.values, part.part.values, strict=True)))
+            row = [*about, *map(nats_text, (part.whole, part.part)), share_text(part), nats_text(rest)]
+            row.append(str(len(part.part.values)))
             rows.append(((one.parameters, -one.tokens_per_parameter), row))
     heads = ["parameters", "vocabulary", "tokens per parameter", "text", "SPEN's block to GPT-2's"]
-    heads += ["the gradient's cost", "share", "seeds"]
+    heads += ["the gradient's cost", "share", "left with the true gradient", "seeds"]
     return Rows(heads, [row for _, row in sorted(rows, key=lambda found: found[0])]) if rows else None
 
 

@@ -35,6 +35,7 @@ from ematrace.report.gap import (
     share_text,
     text_name,
 )
+from ematrace.report.gap_context import context_rows, context_share_rows, recall_part_rows, unordered_sentence
 from ematrace.report.gap_second import second_rows
 from ematrace.report.gradient_cost import gradient_rows, gradient_share_rows, verdict_lines
 from ematrace.report.learning_rates import sweep_rows, sweeps_at
@@ -109,7 +110,8 @@ def gap_parts(data: ReportData) -> Sequence[Content | None]:
         toy = gap.scores.is_toy
         parts += [Block([chain_chart(chain, toy) for chain in gap.chains], "panels") if gap.chains else None]
         parts += [Fold(f"The steps on {text_name(chain.text)}", [chain_table(chain)]) for chain in gap.chains]
-        parts += [*_closing(gap.closures, gap.chains), *_shares(gap), *_recall(gap), _arms(gap), *_slices(gap)]
+        parts += [*_closing(gap.closures, gap.chains), *_shares(gap), *_context(data), *_recall(gap)]
+        parts += [_arms(gap), *_slices(gap)]
     return [*parts, *_gradient(data), *trend(data.cells), second_table(gap), *_rates(data)]
 
 
@@ -260,6 +262,18 @@ def _recall(gap: GapData) -> Iterator[Content]:
     columns = ["model", "overall", "recall tokens", "others", "share of the gap on recall tokens"]
     yield Paragraph(ZOOLOGY_SOURCE)
     yield plain_table(columns, [[name, *values] for name, values in ZOOLOGY.items()], "Zoology's table, published")
+
+
+def _context(data: ReportData) -> Iterator[Content]:
+    """What a context is worth by itself."""
+    captions = {
+        "Nats that a context saves over none": context_rows(data),
+        "The same as a share of what attention with rope saves on these tokens": context_share_rows(data),
+        "Repeated pairs on which traces are behind attention with rope": recall_part_rows(data),
+    }
+    yield from (plain_table(*rows, caption) for caption, rows in captions.items() if rows is not None)
+    if sentence := unordered_sentence(data):
+        yield Paragraph(sentence)
 
 
 def _perplexities(found: RecallShare) -> Iterator[str]:
