@@ -56,11 +56,11 @@ class Comparison:
         return "different" if different else "undecided"
 
 
-def compare_by_k(table: Table, grammar: str = "half_passives", margin: float = MARGIN) -> list[Comparison]:
+def compare_by_k(table: Table, grammar: str = "half_passives") -> list[Comparison]:
     """SPCN against an EMA of one-hot words without a network, by k: on which metric is the network of any use?"""
     ks = table.values_of(EXPERIMENT, "k", grammar=grammar)
     wheres = [{"grammar": grammar, "k": k} for k in sorted(ks, key=float)]
-    return compare(table, EXPERIMENT, ({"features": SPCN}, {"features": WITHOUT_NETWORK}), wheres, METRICS, margin)
+    return compare(table, EXPERIMENT, ({"features": SPCN}, {"features": WITHOUT_NETWORK}), wheres, METRICS, MARGIN)
 
 
 def compare(

@@ -50,7 +50,7 @@ class Switches:
         return tuple(n for n, mean, ends in found if ends is not None and ends[0] > 0 and mean > SMALLEST_EFFECT)
 
 
-def build_switches(table: Table, text: str, size: str = MAIN, part: str = "all") -> Switches | None:
+def build_switches(table: Table, text: str, part: str = "all") -> Switches | None:
     """None where an arm is missing, has other settings than the others, or no seed in common with them.
 
     Of a part of the tokens, such as `recall` and `other`, the contribution to the nats of all, so that parts add up.
@@ -65,7 +65,7 @@ def build_switches(table: Table, text: str, size: str = MAIN, part: str = "all")
             for setting in settings
         },
     }
-    of_text: dict[str, Factor] = {"size": size, "ffn": "dense", "width": "matched", "text": text, "slice": part}
+    of_text: dict[str, Factor] = {"size": MAIN, "ffn": "dense", "width": "matched", "text": text, "slice": part}
     found = {key: table.find(Selector(PREDICTORS, "nats", {**where, **of_text})) for key, where in arms.items()}
     selected = {key: selection for key, selection in found.items() if selection is not None}
     seeds = _common_seeds(selected.values())
@@ -125,9 +125,9 @@ class GradientsAt:
         return None if found and seeds < LEAST_SEEDS else found
 
 
-def build_gradients(table: Table, ffn: str, load_balance: float, size: str = MAIN) -> tuple[GradientsAt, ...]:
+def build_gradients(table: Table, ffn: str, load_balance: float) -> tuple[GradientsAt, ...]:
     """During the training of one arm; empty without cells."""
-    arm: dict[str, Factor] = {"ffn": ffn, "load_balance": load_balance, "size": size, "part": "all"}
+    arm: dict[str, Factor] = {"ffn": ffn, "load_balance": load_balance, "size": MAIN, "part": "all"}
     steps = table.values_of(GRADIENTS, "step", **arm)
     return tuple(_gradients_at(table, {**arm, "step": step}) for step in sorted(int(step) for step in steps))
 

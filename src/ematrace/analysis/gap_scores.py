@@ -216,13 +216,13 @@ def _run(path: Path, cells: Sequence[StoredCell]) -> Run | None:
     )
 
 
-def load_scores(table: Table, size: str, experiment: str = EXPERIMENT, sweep: str = SWEEP) -> GapScores:
+def load_scores(table: Table, size: str) -> GapScores:
     """What may be published of one size. Toys are not swept, and say so wherever they are shown."""
-    swept = sweeps(table, size, sweep)
-    runs = runs_of(table, experiment, size)
+    swept = sweeps(table, size)
+    runs = runs_of(table, EXPERIMENT, size)
     scores = admit(runs, size, lambda arm, rates: published_rate(rates, swept.get(arm), size))
     waiting = {
-        arm: Absence(found.obstacle, sweep)
+        arm: Absence(found.obstacle, SWEEP)
         for arm, found in swept.items()
         if arm not in scores.arms and found.obstacle is not None
     }
