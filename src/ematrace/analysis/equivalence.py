@@ -104,6 +104,6 @@ def _by_seed(table: Table, selector: Selector) -> dict[int, float]:
     if selection is None:
         return {}
     if selection.cells[0].cell.settings.get("grammar", {}).get("drawn_seed") is None:
-        return dict(zip(selection.seeds, selection.sample.values, strict=True))
+        return selection.by_seed
     found = {seed: part.find(selector) for seed, part in table.by_seed().items()}
     return {seed: s.sample.mean for seed, s in found.items() if s is not None}

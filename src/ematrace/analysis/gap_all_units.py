@@ -11,7 +11,7 @@ from itertools import takewhile
 from typing import Literal
 
 from ematrace.analysis.gap_causes import LAST, LEAST_SEEDS
-from ematrace.results import Sample, Selection, Table
+from ematrace.results import Sample, Selection, Table, common_seeds
 from ematrace.results.schema import Factor
 from ematrace.results.select import Selector
 
@@ -102,16 +102,12 @@ def build_turn(table: Table) -> Turn | None:
     nearer = list(takewhile(lambda step: _all_nearer(both[step][0]), both))
     if not nearer:
         return None
-    cost, end = (_differences(*both[step]) for step in (nearer[-1], max(both)))
+    cost, end = (straight.nats - true.nats for straight, true in (both[nearer[-1]], both[max(both)]))
     return Turn(nearer[-1], cost, end)
 
 
 def _all_nearer(at: NetworksAt) -> bool:
     return all(on > true for on, true in zip(at.to_all_on.values, at.to_true.values, strict=True))
-
-
-def _differences(one: NetworksAt, other: NetworksAt) -> Sample:
-    return Sample(tuple(a - b for a, b in zip(one.nats.values, other.nats.values, strict=True)))
 
 
 def all_on_difference(table: Table) -> Sample | None:
@@ -120,5 +116,5 @@ def all_on_difference(table: Table) -> Sample | None:
     if both is None:
         return None
     ends = [dict(zip(at.seeds, at.nats_all_on.values, strict=True)) for at in both[max(both)]]
-    seeds = sorted(ends[0].keys() & ends[1].keys())
+    seeds = common_seeds(ends)
     return Sample(tuple(ends[0][seed] - ends[1][seed] for seed in seeds)) if seeds else None

@@ -13,7 +13,7 @@ from typing import TypeVar
 import numpy as np
 
 from ematrace.analysis.gap_scores import MAIN, Values
-from ematrace.results import Sample, Selection, Table
+from ematrace.results import Sample, Table, common_seeds
 from ematrace.results.schema import Factor
 from ematrace.results.select import Selector
 
@@ -68,7 +68,7 @@ def build_switches(table: Table, text: str, part: str = "all") -> Switches | Non
     of_text: dict[str, Factor] = {"size": MAIN, "ffn": "dense", "width": "matched", "text": text, "slice": part}
     found = {key: table.find(Selector(PREDICTORS, "nats", {**where, **of_text})) for key, where in arms.items()}
     selected = {key: selection for key, selection in found.items() if selection is not None}
-    seeds = _common_seeds(selected.values())
+    seeds = common_seeds(one.seeds for one in selected.values())
     if len(selected) < len(arms) or not seeds:
         return None
     first, *others = selected.values()
@@ -81,7 +81,7 @@ def build_switches(table: Table, text: str, part: str = "all") -> Switches | Non
         if n is None or not of_all:
             return None
         share = n / of_all
-    nats = {key: share * _values(selection, seeds) for key, selection in selected.items()}
+    nats = {key: share * np.array(selection.on(seeds).sample.values) for key, selection in selected.items()}
     gains = {(q, v, path): nats["static", path] - nats[q, v, path] for q, v, path in settings}
     mixers = {path: nats["static", path] - nats["mixer", path] for path in paths}
     effects = {name: _effect(gains, place) for place, name in enumerate(SWITCHES)}
@@ -144,16 +144,6 @@ def is_misleading(steps: Iterable[GradientsAt]) -> bool | None:
     if len(found) < LAST:
         return None
     return False if False in found else None if None in found else True
-
-
-def _common_seeds(selections: Iterable[Selection]) -> tuple[int, ...]:
-    seeds = [set(selection.seeds) for selection in selections]
-    return tuple(sorted(set.intersection(*seeds))) if seeds else ()
-
-
-def _values(selection: Selection, seeds: Iterable[int]) -> Values:
-    by_seed = dict(zip(selection.seeds, selection.sample.values, strict=True))
-    return np.array([by_seed[seed] for seed in seeds])
 
 
 def _samples(values: Mapping[Key, Values]) -> dict[Key, Sample]:

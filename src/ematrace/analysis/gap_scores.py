@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from ematrace.analysis.gap_design import ArmFactors
 from ematrace.analysis.rates import JUMP, TRAINED, Sweep, largest_rise, sweeps_of
-from ematrace.results import Metric, StoredCell, Table
+from ematrace.results import Metric, StoredCell, Table, common_seeds
 from ematrace.results.schema import Factor
 
 EXPERIMENT, SWEEP = "gap", "gap_rates"
@@ -124,7 +124,7 @@ class GapScores:
         return self.refused.get(arm, Absence(NOT_SWEPT, SWEEP) if unswept else Absence("no cells"))
 
     def common_seeds(self, arms: Iterable[ArmFactors]) -> tuple[int, ...]:
-        return tuple(sorted(set.intersection(*(set(self.arms[arm]) for arm in arms))))
+        return common_seeds(self.arms[arm] for arm in arms)
 
     def seeds_of_most(self, arms: Iterable[ArmFactors], needed: Iterable[ArmFactors]) -> tuple[int, ...]:
         """The seeds that keep the most runs of `arms`, out of those that all of `needed` have.

@@ -32,7 +32,7 @@ from ematrace.analysis.gap_trend import (
 )
 from ematrace.analysis.gap_trend import SIZES as BY_SIZE
 from ematrace.intervals import welch_difference_interval
-from ematrace.results import Interval, Sample, Table
+from ematrace.results import Interval, Sample, Table, common_seeds
 
 BY_UNITS, BY_KEPT = UNITS, "gap_kept"
 DEVICES = "gap_first_steps"
@@ -243,6 +243,6 @@ def _first_steps(run: Run) -> tuple[object, ...]:
 
 
 def _on_common_seeds(*costs: GradientCost) -> list[Values]:
-    seeds = sorted(set.intersection(*(set(cost.seeds) for cost in costs)))
+    seeds = common_seeds(cost.seeds for cost in costs)
     by_seed = [dict(zip(cost.seeds, cost.nats.values, strict=True)) for cost in costs]
     return [np.array([of[seed] for seed in seeds]) for of in by_seed]

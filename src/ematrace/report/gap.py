@@ -358,7 +358,7 @@ def largest_sentence(gap: GapData) -> str:
 
 def _apart(sample: Sample) -> str:
     """Without its sign, which words have; an interval where the plan has one."""
-    size = Sample(tuple(math.copysign(1, sample.mean) * x for x in sample.values))
+    size = -sample if sample.mean < 0 else sample
     return with_interval(size) if len(size.values) >= LEAST_SEEDS else number(size.mean, 3)
 
 
@@ -391,8 +391,7 @@ def _part(found: RecallShare) -> str:
 
 
 def _rest(found: RecallShare) -> str:
-    pairs = zip(found.gap.values, found.recall.part.values, strict=True)
-    return with_interval(Sample(tuple(whole - part for whole, part in pairs)))
+    return with_interval(found.gap - found.recall.part)
 
 
 def mixers_sentence(gap: GapData) -> str:

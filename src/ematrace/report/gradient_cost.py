@@ -193,7 +193,7 @@ def kept_text(name: str, verdict: KeptVerdict) -> str:
     with 31 of 3,072 units kept the cost is 1.900 (1.652–2.148) nats higher than with 184 of 3,072:
     under the plan's rule, what is kept, at equal parameters and tokens, matters
     """
-    by = Sample(tuple(-rise for rise in verdict.rise.values)) if verdict.rise.mean < 0 else verdict.rise
+    by = -verdict.rise if verdict.rise.mean < 0 else verdict.rise
     changed, usual = (f"{cost.kept} of {cost.units:,}" for cost in (verdict.changed, verdict.usual))
     return (
         f"with {changed} units kept the cost is {nats_text(by)} nats {'lower' if verdict.rise.mean < 0 else 'higher'} "

@@ -13,7 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from ematrace.results.sample import Sample
+from ematrace.results.sample import Sample, common_seeds
 from ematrace.results.schema import NAME, Factor, Factors, Metric, ResultError, parse_factor
 from ematrace.results.store import StoredCell
 
@@ -134,6 +134,10 @@ class Selection:
         )
 
     @property
+    def by_seed(self) -> dict[int, float]:
+        return dict(zip(self.seeds, self.sample.values, strict=True))
+
+    @property
     def scale(self) -> str:
         return self.cells[0].cell.scale
 
@@ -177,8 +181,8 @@ class Selection:
         data = [{name: s.cells[0].cell.settings.get(name) for name in SAME_DATA} for s in (self, other)]
         if data[0] != data[1] or None in data[0].values() or (self.local, self.scale) != (other.local, other.scale):
             return None
-        ours, theirs = (dict(zip(s.seeds, s.sample.values, strict=True)) for s in (self, other))
-        both = [seed for seed in self.seeds if seed in theirs]
+        ours, theirs = self.by_seed, other.by_seed
+        both = common_seeds((ours, theirs))
         return (tuple(ours[s] for s in both), tuple(theirs[s] for s in both)) if len(both) >= 2 else None
 
 
