@@ -13,6 +13,7 @@ from typing import TypeVar
 import numpy as np
 
 from ematrace.analysis.gap_scores import MAIN, Values
+from ematrace.analysis.plan import LEAST_SEEDS
 from ematrace.results import Sample, Table, common_seeds
 from ematrace.results.schema import Factor
 from ematrace.results.select import Selector
@@ -23,7 +24,6 @@ SWITCHES = {"query": ("slow_trace", "input"), "values": ("as_read", "normalised"
 SMALLEST_EFFECT = 0.02  # nats
 MISLEADING = 0.5  # cosine to the true gradient
 LAST = 4  # measured steps that decide
-LEAST_SEEDS = 3
 
 Key = TypeVar("Key")
 Setting = tuple[str, str, str]

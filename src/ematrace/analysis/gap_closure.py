@@ -6,9 +6,10 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from ematrace.analysis.gap import SPREAD, Chain
+from ematrace.analysis.gap import Chain
 from ematrace.analysis.gap_design import CHAIN
 from ematrace.analysis.gap_scores import SWEEP, GapScores, Run, runs_of
+from ematrace.analysis.plan import MARGIN
 from ematrace.intervals import welch_difference_interval
 from ematrace.results import Interval, Sample, Table, common_seeds
 
@@ -42,7 +43,7 @@ class Closure:
         if self.interval is None:
             return "not checked"
         low, high = self.interval
-        if low > -SPREAD and high < SPREAD:
+        if low > -MARGIN and high < MARGIN:
             return "closes"
         return "does not close" if low > 0 or high < 0 else "undecided"
 

@@ -9,15 +9,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from ematrace.analysis.gap_trend import LEAST_SEEDS
+from ematrace.analysis.plan import LEAST_SEEDS, MARGIN
 from ematrace.results import Sample, Selection, Table
 from ematrace.results.schema import Factor
 from ematrace.results.select import Selector
 
 EXPERIMENT, SIZE = "gap_predictions", "small"
 NOTHING = "nothing"
-MARGIN = 0.05
-"""Nats that do not matter."""
 Predicts = Literal["predicts", "in part", "does not predict", "too few seeds"]
 Worth = Literal["something", "nothing", "harmful", "undecided", "too few seeds"]
 

@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ematrace.analysis.gap_design import ArmFactors
+from ematrace.analysis.plan import TEXTS
 from ematrace.analysis.rates import JUMP, TRAINED, Sweep, largest_rise, sweeps_of
 from ematrace.results import Metric, StoredCell, Table, common_seeds
 from ematrace.results.schema import Factor
@@ -28,9 +29,7 @@ from ematrace.results.schema import Factor
 EXPERIMENT, SWEEP = "gap", "gap_rates"
 TOY = "toy"
 MAIN = "2m"
-TEXTS = ("validation", "wikitext2", "c4")  # in this order, and any others after them
 STRETCH = "nats_in_stretch"
-SEEDS = 5  # of the plan, at the main size
 NOT_SWEPT = "its learning rates were not swept"
 SAME_SIZE = 0.01  # share of the parameters by which arms of matched width may differ
 SAME = 9  # decimals to which the unigram's nats agree on the same tokens

@@ -30,11 +30,11 @@ from ematrace.analysis.gap_scores import (
     runs_of,
     sweeps,
 )
+from ematrace.analysis.plan import LEAST_SEEDS
 from ematrace.results import Sample, Table
 
 SIZES, LARGEST, UNITS = "gap_sizes", "gap_130m", "gap_units"
 SIZE_SWEEP = "gap_size_rates"
-LEAST_SEEDS = 3
 FROM_MAIN = ("130m",)  # sizes at which a rate may be that of the main size over the width
 # Which arm is how much worse than which: what SPEN lacks to GPT-2, and parts of it.
 GPT2, DENSE, MASKED = CHAIN[-1], CHAIN[3], replace(SPEN, ffn="topk_masked")

@@ -14,13 +14,11 @@ from typing import Literal
 
 import numpy as np
 
-from ematrace.analysis import second
 from ematrace.analysis.gap_design import SIZES, SPEN, kept_units
 from ematrace.analysis.gap_scores import EXPERIMENT, MAIN, Run, Values, admit, runs_of
 from ematrace.analysis.gap_trend import (
     CONTRASTS,
     GRADIENT,
-    LEAST_SEEDS,
     UNITS,
     Contrast,
     budget_of,
@@ -31,17 +29,16 @@ from ematrace.analysis.gap_trend import (
     runs_scored_on,
 )
 from ematrace.analysis.gap_trend import SIZES as BY_SIZE
+from ematrace.analysis.plan import BORDER, LEAST_SEEDS, MARGIN, SAME_COST
 from ematrace.intervals import welch_difference_interval
 from ematrace.results import Interval, Sample, Table, common_seeds
 
 BY_UNITS, BY_KEPT = UNITS, "gap_kept"
 DEVICES = "gap_first_steps"
 FEWEST, MOST = SIZES[MAIN]["d_ff"], SIZES["130m"]["d_ff"]  # units that the plan's rule compares
-BORDER = 0.1  # nats from the rule's border within which rates have to be swept first
-SAME_COST = 0.1  # nats by which costs may differ that count as the same
 SAME_TRAINING = 0.1  # share by which tokens per parameter may differ that count as the same
 FIRST_STEPS = 128
-SAME_START = second.MARGIN  # nats of training loss over these steps
+SAME_START = MARGIN  # nats of training loss over these steps
 SCHEDULE = ("tokens", "sequences", "length", "warmup", "vocab_size", "data", "validation")
 
 

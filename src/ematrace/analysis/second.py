@@ -9,12 +9,11 @@ from typing import Literal
 from ematrace.analysis.gap_design import ATTENTION, EMA, SPEN, ArmFactors, corner
 from ematrace.analysis.gap_scores import GapScores, Run, runs_of
 from ematrace.analysis.gap_trend import MASKED
+from ematrace.analysis.plan import LEAST_SEEDS, MARGIN
 from ematrace.results import Sample, Table, common_seeds
 
 SECOND = "gap_second"
 ELSEWHERE = ("gap_sizes", "gap_units")  # have arms that `gap` lacks; where both have a run, the last one's counts
-MARGIN = 0.05  # nats, docs/analysis-plan.md
-FEWEST = 3  # seeds
 _DIRECT = {"residual"}  # moved: traces with a direct residual
 STEPS = {
     "attention with rope, not traces": (EMA, ATTENTION),
@@ -37,7 +36,7 @@ class Agreement:
     def verdict(self) -> Literal["agree", "differ", "undecided", "too few seeds"]:
         """By the 95% interval over seeds: inside the margin, outside, or neither."""
         ends = self.difference.interval
-        if len(self.difference.values) < FEWEST or ends is None:
+        if len(self.difference.values) < LEAST_SEEDS or ends is None:
             return "too few seeds"
         low, high = ends
         if low > -MARGIN and high < MARGIN:

@@ -25,8 +25,9 @@ from ematrace.analysis.gap import (
 )
 from ematrace.analysis.gap_closure import Closure, build_closure
 from ematrace.analysis.gap_design import ATTENTION, BETWEEN, CHAIN, EMA, END, LEARNED, START, ArmFactors
-from ematrace.analysis.gap_scores import EXPERIMENT, MAIN, SEEDS, TOY, Absence, GapScores, load_scores
-from ematrace.analysis.gap_trend import GRADIENT, LARGEST, LEAST_SEEDS, SIZE_SWEEP, WHOLE, build_trend
+from ematrace.analysis.gap_scores import EXPERIMENT, MAIN, TOY, Absence, GapScores, load_scores
+from ematrace.analysis.gap_trend import GRADIENT, LARGEST, SIZE_SWEEP, WHOLE, build_trend
+from ematrace.analysis.plan import LEAST_SEEDS, SEEDS
 from ematrace.report.charts import Fall, RowChart, waterfall_chart
 from ematrace.report.commands import Command
 from ematrace.report.data import ReportData

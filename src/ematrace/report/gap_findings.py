@@ -8,11 +8,12 @@ from itertools import pairwise
 
 import numpy as np
 
-from ematrace.analysis.gap import SPREAD, Chain, Ratio, RecallShare, Shares, Step, ratio
+from ematrace.analysis.gap import Chain, Ratio, RecallShare, Shares, Step, ratio
 from ematrace.analysis.gap_design import SPEN, STEP_ENDS, ArmFactors, step_name
 from ematrace.analysis.gap_places import CHANGES as PLACES
 from ematrace.analysis.gap_places import build_places, context_name
-from ematrace.analysis.second import MARGIN, agreements, steps_twice
+from ematrace.analysis.plan import MARGIN
+from ematrace.analysis.second import agreements, steps_twice
 from ematrace.report.data import ReportData
 from ematrace.report.formatting import number
 from ematrace.report.gap import (
@@ -40,9 +41,9 @@ PARTS = {
 }
 """Steps of the chain by their place."""
 CLOSURES = {
-    "closes": f"within the margin of {SPREAD:g}",
+    "closes": f"within the margin of {MARGIN:g}",
     "does not close": "they differ",
-    "undecided": f"with these seeds it is not decided whether they agree within {SPREAD:g}",
+    "undecided": f"with these seeds it is not decided whether they agree within {MARGIN:g}",
     "not checked": "one seed, which checks nothing",
 }
 CHANGES = dict(zip(("context", "gradient", "selection", "residual"), (name for *_, name in PLACES), strict=True))

@@ -6,8 +6,8 @@ import itertools
 from dataclasses import dataclass
 from functools import cached_property
 
-from ematrace.analysis.gap_scores import EXPERIMENT, TEXTS
-from ematrace.analysis.gap_trend import GRADIENT, LEAST_SEEDS, build_trend
+from ematrace.analysis.gap_scores import EXPERIMENT
+from ematrace.analysis.gap_trend import GRADIENT, build_trend
 from ematrace.analysis.gradient_cost import (
     BY_KEPT,
     BY_UNITS,
@@ -23,6 +23,7 @@ from ematrace.analysis.gradient_cost import (
     judge_training,
     judge_units,
 )
+from ematrace.analysis.plan import LEAST_SEEDS, TEXTS
 from ematrace.report.data import ReportData
 from ematrace.report.formatting import interval, number, plural
 from ematrace.report.gap import listed, share_text, text_name, with_interval

@@ -9,7 +9,7 @@ from statistics import median
 
 from markupsafe import Markup
 
-from ematrace.analysis.gap import SPREAD, Chain, Outcome, Ratio, RecallShare, Shares, Step
+from ematrace.analysis.gap import Chain, Outcome, Ratio, RecallShare, Shares, Step
 from ematrace.analysis.gap_closure import Closure
 from ematrace.analysis.gap_design import (
     ATTENTION,
@@ -23,6 +23,7 @@ from ematrace.analysis.gap_design import (
     ArmFactors,
 )
 from ematrace.analysis.gap_scores import EXPERIMENT, TOY
+from ematrace.analysis.plan import MARGIN
 from ematrace.report.data import ReportData
 from ematrace.report.formatting import interval, number, over_seeds, plural
 from ematrace.report.gap import (
@@ -85,7 +86,7 @@ RANGES = {
 }
 UNITS = {"distance": "back", "pair_count": "times"}
 CLOSES = (
-    f"The chain closes where the difference's 95% interval (Welch) lies within ±{number(SPREAD)} nats, and does not "
+    f"The chain closes where the difference's 95% interval (Welch) lies within ±{number(MARGIN)} nats, and does not "
     "close where it excludes 0 and is not within."
 )
 TOY_NOTE = (
