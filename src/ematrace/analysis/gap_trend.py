@@ -31,7 +31,7 @@ from ematrace.analysis.gap_scores import (
     sweeps,
 )
 from ematrace.analysis.plan import LEAST_SEEDS
-from ematrace.results import Sample, Table
+from ematrace.results import Sample, Table, derived
 
 SIZES, LARGEST, UNITS = "gap_sizes", "gap_130m", "gap_units"
 SIZE_SWEEP = "gap_size_rates"
@@ -78,7 +78,8 @@ class Contrast:
         return self.tokens / self.parameters
 
 
-def build_trend(table: Table, text: str = "validation") -> list[Contrast]:
+@derived
+def build_trend(table: Table, text: str = "validation") -> tuple[Contrast, ...]:
     """By tokens per parameter, over everything that was measured but toys."""
     groups: dict[tuple[str, int, int], list[Run]] = defaultdict(list)
     first: dict[tuple[str, int, int], str] = {}
@@ -93,7 +94,8 @@ def build_trend(table: Table, text: str = "validation") -> list[Contrast]:
         if key[0] == MAIN:  # the one decisive arm that `gap` does not have
             runs += [run for run in masked_of_units(table, text) if budget_of(run) == key[1:]]
     found = [_contrast(table, first[key], *key, runs, text) for key, runs in groups.items()]
-    return sorted((c for c in found if c.differences or c.left_out), key=lambda c: c.tokens_per_parameter)
+    shown = (c for c in found if c.differences or c.left_out)
+    return tuple(sorted(shown, key=lambda c: c.tokens_per_parameter))
 
 
 def masked_of_units(table: Table, text: str) -> list[Run]:

@@ -6,16 +6,19 @@ import json
 import math
 import re
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from functools import cached_property
+from functools import cached_property, wraps
 from pathlib import Path
-from typing import Any
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from ematrace.results.sample import Sample, common_seeds
 from ematrace.results.schema import NAME, Factor, Factors, Metric, ResultError, parse_factor
 from ematrace.results.store import StoredCell
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 _SELECTOR = re.compile(rf"(?P<experiment>{NAME})/(?P<metric>{NAME})(?:\{{(?P<where>.*)\}})?", re.DOTALL)
 _BARE = r"[^\x00-\x1f\x7f\",{}]*"  # any other text stands in quotes, as JSON
@@ -206,6 +209,7 @@ class Table:
         self.ambiguous: dict[str, str] = {}
         """What `find` left out: the two files that differ, and how a selector found both."""
         self._settings_keys: dict[int, str] = {}
+        self._derived: dict[object, Any] = {}
 
     @cached_property
     def evidence(self) -> Mapping[str, tuple[StoredCell, ...]]:
@@ -318,6 +322,25 @@ class Table:
         """The values alone."""
         selection = self.select(selector)
         return None if selection is None else selection.sample
+
+
+def derived(make: Callable[Concatenate[Table, P], T]) -> Callable[Concatenate[Table, P], T]:
+    """A function of a table whose result is kept with the table, once for the same arguments.
+
+    >>> table, factors_of = Table([]), derived(lambda table, name: print("computes", name))
+    >>> factors_of(table, "gap"), factors_of(table, "gap")
+    computes gap
+    (None, None)
+    """
+
+    @wraps(make)
+    def look_up(table: Table, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        key = (make, args, *kwargs.items())
+        if key not in table._derived:
+            table._derived[key] = make(table, *args, **kwargs)
+        return table._derived[key]  # type: ignore[no-any-return]
+
+    return look_up
 
 
 def _without(settings: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
