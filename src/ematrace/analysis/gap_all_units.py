@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import takewhile
 from typing import Literal
 
-from ematrace.analysis.gap_causes import LAST
+from ematrace.analysis.gap_straight_through import LAST
 from ematrace.analysis.plan import LEAST_SEEDS
 from ematrace.results import Sample, Selection, Table, common_seeds
 from ematrace.results.schema import Factor

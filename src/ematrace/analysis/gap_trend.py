@@ -86,13 +86,13 @@ def build_trend(table: Table, text: str = "validation") -> tuple[Contrast, ...]:
     for experiment in (EXPERIMENT, SIZES, LARGEST):  # the second has arms of the first one's size as well
         for size in dict.fromkeys(map(str, table.values_of(experiment, "size"))):
             for run in runs_scored_on(table, experiment, size, text):
-                tokens, vocabulary = budget_of(run)
+                tokens, vocabulary = tokens_and_vocabulary(run)
                 if size != TOY and isinstance(tokens, int) and isinstance(vocabulary, int):
                     groups[size, tokens, vocabulary].append(run)
                     first.setdefault((size, tokens, vocabulary), experiment)
     for key, runs in groups.items():
         if key[0] == MAIN:  # the one decisive arm that `gap` does not have
-            runs += [run for run in masked_of_units(table, text) if budget_of(run) == key[1:]]
+            runs += [run for run in masked_of_units(table, text) if tokens_and_vocabulary(run) == key[1:]]
     found = [_contrast(table, first[key], *key, runs, text) for key, runs in groups.items()]
     shown = (c for c in found if c.differences or c.left_out)
     return tuple(sorted(shown, key=lambda c: c.tokens_per_parameter))
@@ -105,8 +105,7 @@ def masked_of_units(table: Table, text: str) -> list[Run]:
     return [run for run in runs if run.arm == MASKED and run.factors.get("units") == units]
 
 
-def budget_of(run: Run) -> tuple[object, object]:
-    """Tokens and vocabulary."""
+def tokens_and_vocabulary(run: Run) -> tuple[object, object]:
     return run.settings.get("tokens"), run.settings.get("vocab_size")
 
 

@@ -21,12 +21,12 @@ from ematrace.analysis.gap_trend import (
     GRADIENT,
     UNITS,
     Contrast,
-    budget_of,
     build_trend,
     masked_of_units,
     paired_difference,
     rate_of_plan,
     runs_scored_on,
+    tokens_and_vocabulary,
 )
 from ematrace.analysis.gap_trend import SIZES as BY_SIZE
 from ematrace.analysis.plan import BORDER, LEAST_SEEDS, MARGIN, SAME_COST
@@ -84,7 +84,7 @@ def costs_at_one_width(table: Table, text: str) -> list[GradientCost]:
 def costs_by_size(table: Table, text: str) -> list[GradientCost]:
     """Of larger models at their own rates, and of the main one with other tokens or another vocabulary."""
     main = (run for name in (EXPERIMENT, UNITS) for run in runs_scored_on(table, name, MAIN, text))
-    at_one_width = {(MAIN, *budget_of(run)) for run in main}
+    at_one_width = {(MAIN, *tokens_and_vocabulary(run)) for run in main}
     found = []
     for one in build_trend(table, text):
         nats, budget = one.differences.get(GRADIENT), (one.size, one.tokens, one.vocabulary)

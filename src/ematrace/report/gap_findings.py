@@ -12,8 +12,8 @@ from ematrace.analysis.gap import Chain, Ratio, RecallShare, Shares, Step, ratio
 from ematrace.analysis.gap_design import SPEN, STEP_ENDS, ArmFactors, step_name
 from ematrace.analysis.gap_places import CHANGES as PLACES
 from ematrace.analysis.gap_places import build_places, context_name
+from ematrace.analysis.gap_second import agreements, steps_twice
 from ematrace.analysis.plan import MARGIN
-from ematrace.analysis.second import agreements, steps_twice
 from ematrace.report.data import ReportData
 from ematrace.report.formatting import number
 from ematrace.report.gap import (

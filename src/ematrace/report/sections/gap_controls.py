@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 
-from ematrace.analysis.gap_causes import GradientsAt, build_gradients, is_misleading
 from ematrace.analysis.gap_scores import MAIN
+from ematrace.analysis.gap_straight_through import GradientsAt, build_gradients, is_misleading
 from ematrace.report.all_units import network_lines, network_rows
 from ematrace.report.charts import Line, LineChart, Point, linear_axis, log_axis
 from ematrace.report.data import ReportData
