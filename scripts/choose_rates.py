@@ -1,5 +1,5 @@
 """Chooses learning rates from the recorded sweeps: of the gap's arms by the rule of docs/analysis-plan.md, and of the
-rules for W_ff by that of `ematrace.experiments.feedforward_rates`.
+rules for W_ff by `ematrace.analysis.rates.best_rule_rates`.
 
 python scripts/choose_rates.py            # writes chosen_rates.json and feedforward_rates.json, says what is left
 python scripts/choose_rates.py --check    # exit code 1 if a file is not what the cells say
@@ -13,9 +13,8 @@ import sys
 from collections import defaultdict
 from pathlib import Path
 
-from ematrace.analysis.rates import Sweep, sweeps_of
-from ematrace.experiments import feedforward_rates
-from ematrace.experiments.chosen_rates import FILE, SWEEPS, arm_key
+from ematrace.analysis.rates import Sweep, best_rule_rates, sweeps_of
+from ematrace.experiments.chosen_rates import FEEDFORWARD_FILE, FILE, SWEEPS, arm_key
 from ematrace.files import write_atomically
 from ematrace.results import Cell, read_file
 
@@ -29,7 +28,7 @@ def cells_of(name: str) -> list[Cell]:
 def choose_feedforward() -> str | None:
     """The text of feedforward_rates.json; None as long as there was no sweep."""
     cells = cells_of("feedforward_rates")
-    return json.dumps(feedforward_rates.choose(cells), indent=2) + "\n" if cells else None
+    return json.dumps(best_rule_rates(cells), indent=2) + "\n" if cells else None
 
 
 def recorded_sweeps() -> dict[str, list[Sweep]]:
@@ -74,7 +73,7 @@ def main() -> int:
     parser.add_argument("--check", action="store_true", help="compare instead of writing")
     arguments = parser.parse_args()
     sweeps = recorded_sweeps()
-    texts = {FILE: choose(sweeps), feedforward_rates.FILE: choose_feedforward()}
+    texts = {FILE: choose(sweeps), FEEDFORWARD_FILE: choose_feedforward()}
     if arguments.check:
         return int(any((file.read_text() if file.is_file() else None) != text for file, text in texts.items()))
     for file, text in texts.items():

@@ -26,7 +26,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ematrace.experiments import EXPERIMENTS
-from ematrace.experiments.chosen_rates import FILE
+from ematrace.experiments.chosen_rates import FILE, SWEEPS
 
 ROOT = Path(__file__).resolve().parent.parent
 CHOOSE = ROOT / "scripts" / "choose_rates.py"
@@ -39,26 +39,27 @@ class Stage:
     experiment: str
     only: tuple[str, ...] = ()
     """Factors that its units must have; a factor named twice may have either value."""
-    sweep: bool = False
     processes: int | None = None
     """At most, for what takes much of the GPU's memory."""
+
+    @property
+    def sweep(self) -> bool:
+        """Whether rates are chosen from it, and it goes on until they are settled."""
+        return self.experiment in SWEEPS
 
 
 def _swept(*only: str) -> tuple[Stage, Stage]:
     """Decisive arms of a larger size: their rates, then their figures."""
-    return Stage("gap_size_rates", only, sweep=True), Stage("gap_sizes", only)
+    return Stage("gap_size_rates", only), Stage("gap_sizes", only)
 
 
 DENSE = ("size=2m", "ffn=dense", "residual=ffn")  # the predictors that C30 compares in the dense block
 SWITCHED = ("size=2m", "ffn=dense", "reads=inputs", "predictor=softmax", "predictor=mixer")
 TRACKS: Mapping[str, tuple[Stage, ...]] = {
-    "chain": (Stage("gap_rates", sweep=True), Stage("gap")),
-    "kept": (Stage("gap_kept"),),
+    "chain": (Stage("gap_rates"), Stage("gap")),
     "halves": (Stage("gap_halves"),),
     "units": (Stage("gap_units"),),
-    "7m-gpt2": _swept("size=7m", "block=gpt2"),
     "30m": _swept("size=30m", "context=ema_error", "ffn=topk_ste"),
-    "30m-masked": _swept("size=30m", "context=ema_error", "ffn=topk_masked"),
     "30m-gpt2": _swept("size=30m", "block=gpt2"),
     "7m-others": (
         *_swept("size=7m", "block=skeleton", "ffn=dense"),
@@ -73,22 +74,21 @@ TRACKS: Mapping[str, tuple[Stage, ...]] = {
     ),
     "predictors": (
         Stage("gap_predictors", (*DENSE, "reads=traces_now")),
-        Stage("gap_predictor_rates", (*DENSE, "reads=trace_sequence"), sweep=True),
+        Stage("gap_predictor_rates", (*DENSE, "reads=trace_sequence")),
         Stage("gap_predictors", (*DENSE, "reads=trace_sequence")),
     ),
     "predictors-nothing": (Stage("gap_predictors", ("size=2m", "ffn=dense", "predictor=nothing")),),
     "predictors-linear": (
-        Stage("gap_predictor_rates", (*DENSE, "predictor=linear"), sweep=True),
+        Stage("gap_predictor_rates", (*DENSE, "predictor=linear")),
         Stage("gap_predictors", (*DENSE, "predictor=linear")),
     ),
-    "predictors-130m": (Stage("gap_predictors", ("size=130m",), processes=1),),
     "switches": (
         Stage("gap_predictors", ("size=2m", "predictor=static", "residual=direct")),
-        Stage("gap_predictor_rates", SWITCHED, sweep=True),
+        Stage("gap_predictor_rates", SWITCHED),
         Stage("gap_predictors", SWITCHED),
     ),
     "predictors-topk": (
-        Stage("gap_predictor_rates", ("size=2m", "ffn=topk_ste", "ffn=topk_masked"), sweep=True),
+        Stage("gap_predictor_rates", ("size=2m", "ffn=topk_ste", "ffn=topk_masked")),
         Stage("gap_predictors", ("size=2m", "ffn=topk_ste", "ffn=topk_masked")),
         Stage("gap_predictors", ("size=ablation",)),
     ),
@@ -99,8 +99,8 @@ TRACKS: Mapping[str, tuple[Stage, ...]] = {
 
 def _said(stages: Sequence[Stage]) -> str:
     """
-    >>> _said(TRACKS["7m-gpt2"])
-    'gap_size_rates (size=7m block=gpt2), gap_sizes (size=7m block=gpt2)'
+    >>> _said(TRACKS["30m-gpt2"])
+    'gap_size_rates (size=30m block=gpt2), gap_sizes (size=30m block=gpt2)'
     """
     return ", ".join(f"{s.experiment} ({' '.join(s.only)})" if s.only else s.experiment for s in stages)
 
@@ -110,8 +110,7 @@ class Recorder:
     """Runs tracks until they are done, fail, or are stopped."""
 
     options: Sequence[str]
-    """Of every stage."""
-    """Of `python -m ematrace.experiments`, after the experiment and before its factors."""
+    """Of `python -m ematrace.experiments` in every stage, after the experiment and before its factors."""
     deadline: float
     """By `time.monotonic`."""
     per_gpu: int = 4

@@ -26,6 +26,7 @@ from ematrace.bench import (
     time_cases,
     timing_row,
 )
+from ematrace.bench.script import parser
 from ematrace.results import (
     AmbiguousSelection,
     Metric,
@@ -249,3 +250,17 @@ class TestRun:
             "share of time: part=spa": 0.15,
             "missing: part=spa": None,
         }
+
+
+def test_a_commit_that_no_result_may_carry_ends_a_benchmark_before_it_begins(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("EMATRACE_COMMIT", "HEAD")
+    with pytest.raises(SystemExit) as ended:
+        parser("Sums of a list.", quick="a list of ten")
+    assert ended.value.code == 2
+    assert (
+        capsys.readouterr()
+        .err.splitlines()[-1]
+        .endswith("error: EMATRACE_COMMIT is 'HEAD'; it must be a commit, 7 to 40 of the digits 0-9 and a-f")
+    )

@@ -6,12 +6,12 @@ import html
 import json
 import subprocess
 import sys
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
+from msgspec.structs import replace
 from rich.console import Console
 
 from cells_support import make_file

@@ -18,11 +18,11 @@ from sklearn.random_projection import johnson_lindenstrauss_min_dim
 from threadpoolctl import threadpool_limits
 
 from cells_support import make_file, make_table
+from ematrace.analysis.rates import best_rule_rates
 from ematrace.experiments import EXPERIMENTS, Context, Metric, Point, lag_decoding, networks
 from ematrace.experiments.base import merged
 from ematrace.experiments.controls import majority
 from ematrace.experiments.distances import jl_epsilon, sparse_code
-from ematrace.experiments.feedforward_rates import choose
 from ematrace.experiments.grammar_task import (
     DRAWN,
     DRAWS,
@@ -576,7 +576,7 @@ def test_networks_records_the_rates_of_the_part_that_uses_them(monkeypatch):
     experiment = EXPERIMENTS["networks"]
     points = experiment.points("cpu", 1)
     before = [experiment.resolve_settings(point, experiment.settings) for point in points]
-    monkeypatch.setattr(networks, "chosen_rates", lambda: {"oja": 0.02})
+    monkeypatch.setattr(networks, "feedforward_rates", lambda: {"oja": 0.02})
     for point, old in zip(points, before, strict=True):
         new = experiment.resolve_settings(point, experiment.settings)
         assert new == (old | {"ff_rates": {"oja": 0.02}} if point.factors["part"] == "learned W_ff" else old)
@@ -800,7 +800,8 @@ def test_the_rate_of_a_rule_is_the_best_at_which_it_does_not_collapse():
         run(1000, "pghu", 0.03, 0.91, 0.50, weight_pr=1.2),
         run(1000, "frozen", 0.0, 0.99, 0.99),
     ]
-    assert choose(cells) == {"foldiak": 0.03, "pghu": 0.03}
+    assert best_rule_rates(cells) == {"foldiak": 0.03, "pghu": 0.03}
     broken = [run(1000, "foldiak", 0.3, 0.99, 0.99), run(1001, "foldiak", 0.3, None, None, None, None)]
     lost = [run(1000, "oja", 0.3, None, None, None, None)]
-    assert choose([*cells, *broken, *lost]) == {"foldiak": 0.03, "pghu": 0.03}, "a rate fails if it does on one seed"
+    found = best_rule_rates([*cells, *broken, *lost])
+    assert found == {"foldiak": 0.03, "pghu": 0.03}, "a rate fails if it does on one seed"

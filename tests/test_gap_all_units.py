@@ -97,6 +97,29 @@ def test_the_turn_is_where_the_gradient_is_nearer_to_the_true_one(costs: Sequenc
     assert build_turn(make_table(*runs([(0.4,) * 5] * 3), *true)) is None
 
 
+def test_arms_are_compared_at_the_steps_of_both_and_only_with_the_same_last_one() -> None:
+    straight, true = runs([NEARER] * 3, all_on=4.5), runs([NEARER] * 3, "topk_masked")
+    for file in true:
+        del file.cells[2]  # step 56
+    table = make_table(*straight, *true)
+    turn = build_turn(table)
+    assert turn is None  # not nearer at the start
+    difference = all_on_difference(table)
+    assert difference is not None
+    assert difference.values == pytest.approx([0.5] * 3)
+    nearer = make_table(*runs([(0.6, 0.6, 0.6, 0.6, 0.4)] * 3), *true)
+    turn = build_turn(nearer)
+    assert turn is not None
+    assert turn.step == STEPS[-2]
+    for file in true:
+        del file.cells[-2]  # the last step
+    shorter = make_table(*straight, *true)
+    assert build_networks(shorter, "topk_masked")[-1].step == STEPS[-2]
+    assert build_turn(shorter) is None
+    assert build_turn(make_table(*runs([(0.6,) * 5] * 3), *true)) is None
+    assert all_on_difference(shorter) is None
+
+
 def data_of(table: Table) -> ReportData:
     claims = load_claims()
     return ReportData(table, claims, tuple(build_ledger(table, claims)))

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from cells_support import make_file, make_row, make_table
-from ematrace.analysis.gap_causes import GRADIENTS, PREDICTORS, build_gradients, build_switches, is_misleading
+from ematrace.analysis.gap_straight_through import GRADIENTS, build_gradients, is_misleading
+from ematrace.analysis.gap_switches import PREDICTORS, build_switches
 from ematrace.experiments.gap_predictors import ABLATION, INSIDE, WAY, PredictorArm
 from ematrace.experiments.gap_straight_through import MEASURED
 from ematrace.experiments.gap_task import SPEN

@@ -171,6 +171,17 @@ def test_text_of_a_direction(direction: Direction, text: str) -> None:
         ('direction = [{ left = "a/b{c}", op = ">", right = 1 }]', "'left': 'a/b{c}': 'c' does not start with factor="),
         ('direction = [{ left = "a/b", op = ">", right = "c" }]', "'right': 'c' is not of the form"),
         ('direction = [{ left = "a/b", over = "c", op = ">", right = 1 }]', "'over': 'c' is not of the form"),
+        ('direction = [{ left = 3, op = ">", right = 1 }]', "'left': '3' is not of the form"),
+        (
+            'direction = [{ left = "a/b", op = ">", right = { experiment = "a", metric = "b" } }]',
+            "'right': \"{'experiment': 'a', 'metric': 'b'}\" is not of the form",
+        ),
+        ('id = "C02"', "Object contains unknown field `id`"),
+        ('command = "c"', "Object contains unknown field `command`"),
+        (
+            'requires = [{ left = "a/b", op = ">", right = 1, why = "w", unless = { left = "c" } }]',
+            "'left': 'c' is not of the form",
+        ),
         ('direction = [{ left = "a/b", op = ">", right = true }]', "got `bool` - at `$.direction[0].right`"),
         ('direction = [{ left = "a/b", op = ">", right = nan }]', "'right': nan is not a finite number"),
         ('direction = [{ left = "a/b", op = ">", right = 1, by = inf }]', "'by': inf is not a finite number"),

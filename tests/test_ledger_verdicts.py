@@ -7,11 +7,11 @@ import math
 import re
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from cells_support import make_file, make_row, make_runs, make_table, recorded_cells
 from ematrace.ledger import Claim, Claims, Condition, Direction, LedgerRow, PaperFigure, build_ledger, load_claims

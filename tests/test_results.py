@@ -404,6 +404,14 @@ class TestProvenance:
         monkeypatch.setenv("EMATRACE_COMMIT", "0123abc")
         assert (collect_provenance(1.0).commit, collect_provenance(1.0).dirty) == ("0123abc", False)
 
+    @pytest.mark.parametrize("typed", ["COMMIT", "$(git rev-parse HEAD)", "0123ab", "0123abc\n", "0123ABC", 41 * "a"])
+    def test_variable_that_names_no_commit_is_refused_in_one_line(
+        self, typed: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("EMATRACE_COMMIT", typed)
+        with pytest.raises(ValueError, match=r"^EMATRACE_COMMIT is '.*'; it must be a commit, 7 to 40 .*\Z"):
+            collect_provenance(1.0)
+
     def test_dirty_means_the_code_not_the_results(self, tmp_path: Path) -> None:
         git, state = provenance_module._git, provenance_module._git_state
         (tmp_path / "src").mkdir()

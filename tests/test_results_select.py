@@ -22,6 +22,13 @@ OLD, NEW = "2025-01-01T00:00:00+00:00", "2027-01-01T00:00:00+00:00"
 
 
 class TestSample:
+    def test_differences_are_seed_by_seed(self) -> None:
+        one, other = Sample((0.5, 0.25), n=100, unit="nats"), Sample((0.25, 0.5))
+        assert one - other == Sample((0.25, -0.25), unit="nats")
+        assert -one == Sample((-0.5, -0.25), unit="nats")
+        with pytest.raises(ValueError, match="shorter"):
+            one - Sample((0.5,))
+
     def test_mean_and_sd_over_seeds(self) -> None:
         sample = Sample((0.1, 0.2, 0.6))
         assert sample.mean == pytest.approx(0.3)

@@ -49,6 +49,12 @@ def unit_of(name: str, group: str, seconds: float, **changes) -> Unit:
     return Unit(name, name, **{**fields, **changes}, group=group, seconds=seconds)
 
 
+def test_commit_that_no_result_may_carry_is_refused_before_anything_runs(monkeypatch):
+    monkeypatch.setenv("EMATRACE_COMMIT", "HEAD")
+    with pytest.raises(ValueError, match=r"^EMATRACE_COMMIT is 'HEAD'; it must be a commit"):
+        make_plan(Request(("position",)))
+
+
 def test_units_are_points_times_seeds():
     write_own(Path())
     units = make_plan(Request(("./squares.py",), seeds=2)).units

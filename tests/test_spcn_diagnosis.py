@@ -13,7 +13,6 @@ import pytest
 from ematrace.grammar import half_passives, load_grammar
 from ematrace.spcn import SPCN
 from ematrace.spcn.diagnosis import (
-    DOMINATED,
     LevelStates,
     cosines,
     diagnose_states,
@@ -22,18 +21,19 @@ from ematrace.spcn.diagnosis import (
 )
 
 NETWORKS = ("described", "locked")
-SIDES = ("forward", "backward")
+DOMINATED = 0.5
+"""In a network that line 171 describes, more than this share of a state's power lies along the code of its input."""
 
 
 class Measured:
-    """A full-size network after 600 sentences of grammar A; each direction's states and precision."""
+    """A full-size network after 600 sentences of grammar A."""
 
     def __init__(self, network: str) -> None:
         A, B = (half_passives(load_grammar(side)) for side in "AB")  # the grammar of the experiments
         train, held_out = ([s.words for s in A.sample(n, seed=seed)] for n, seed in ((600, 0), (200, 1)))
         model = SPCN(network=network, vocabulary=dict.fromkeys(A.words + B.words), epochs=0).fit(train)
         self.precision = precision_in_range(model, train)
-        self.states = {side: diagnose_states(model, held_out, side) for side in SIDES}
+        self.states = diagnose_states(model, held_out)
         self.drive = drive_shares(model, held_out[:8])
 
 
@@ -47,11 +47,10 @@ def dominated(level: LevelStates) -> bool:
     return level.input_share > DOMINATED and level.to_input > level.to_previous
 
 
-@pytest.mark.parametrize("side", SIDES)
 @pytest.mark.parametrize("level", range(3))
-def test_the_input_dominates_the_state(measured: dict[str, Measured], side: str, level: int) -> None:
-    assert dominated(measured["described"].states[side][level])
-    assert not dominated(measured["locked"].states[side][level])
+def test_the_input_dominates_the_state(measured: dict[str, Measured], level: int) -> None:
+    assert dominated(measured["described"].states[level])
+    assert not dominated(measured["locked"].states[level])
 
 
 @pytest.mark.parametrize("level", range(4))
@@ -70,8 +69,8 @@ def test_precision_stays_within_its_bounds(measured: dict[str, Measured], level:
 
 
 def test_the_units_of_every_level_are_in_use(measured: dict[str, Measured]) -> None:
-    assert min(level.units_used for level in measured["described"].states["forward"]) > 0.9
-    assert min(level.units_used for level in measured["locked"].states["forward"]) < 0.3
+    assert min(level.units_used for level in measured["described"].states) > 0.9
+    assert min(level.units_used for level in measured["locked"].states) < 0.3
 
 
 def test_the_top_level_keeps_its_first_precision(measured: dict[str, Measured]) -> None:
@@ -86,23 +85,21 @@ ALONE: dict[str, Any] = {"widths": (20, 10), "k": 0.2, "vocabulary": ("a", "b"),
 
 
 @pytest.mark.parametrize("network", NETWORKS)
-@pytest.mark.parametrize("side", SIDES)
-def test_with_nothing_else_the_state_is_its_code(network: str, side: str) -> None:
+def test_with_nothing_else_the_state_is_its_code(network: str) -> None:
     model = SPCN(network=network, gamma=0.0, spa=False, **ALONE).fit(TEXTS)
-    states = diagnose_states(model, TEXTS, side)
-    x = model.encode([["a"], ["b"]], f"l0@{side}")
+    states = diagnose_states(model, TEXTS)
+    x = model.encode([["a"], ["b"]], "l0@forward")
     for level in states:
         assert level.to_input == pytest.approx(1, abs=1e-6)
         assert level.input_share == pytest.approx(1, abs=1e-6)
     assert states[0].to_previous == pytest.approx(float(cosines(x[:1], x[1:])[0]), abs=1e-6)
     assert states[0].units_used == (x != 0).any(axis=0).mean()
-    assert [level["feedforward"] for level in drive_shares(model, TEXTS, side)] == [1.0, 1.0]
+    assert [level["feedforward"] for level in drive_shares(model, TEXTS)] == [1.0, 1.0]
 
 
-@pytest.mark.parametrize("side", SIDES)
-def test_a_state_that_never_changes_is_its_previous_one(side: str) -> None:
+def test_a_state_that_never_changes_is_its_previous_one() -> None:
     model = SPCN(network="locked", spa_gain=1000.0, settle_steps=1, **ALONE).fit(TEXTS)
-    (level, _), (shares, _) = diagnose_states(model, TEXTS, side), drive_shares(model, TEXTS, side)
+    (level, _), (shares, _) = diagnose_states(model, TEXTS), drive_shares(model, TEXTS)
     assert level.to_previous > 0.999
     assert level.to_input < 0.9
     assert shares["spa"] > 0.99

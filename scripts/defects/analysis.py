@@ -106,7 +106,7 @@ def every_direction_holds_under_every_choice(choices: Any) -> None:
     with_result(choices, "hold_under", lambda claims: dict.fromkeys(claims, True))
 
 
-@defect("results.select", "test_docs_tables.py", "pairs_of_seeds")
+@defect("results.select", "test_ledger_predicates.py", "same_sentences")
 def seeds_are_paired_in_reverse(select: Any) -> None:
     """Differences are between one seed of a system and another seed of the other."""
     with_result(select.Selection, "paired_values", lambda pairs: None if pairs is None else (pairs[0], pairs[1][::-1]))

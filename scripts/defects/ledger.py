@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from msgspec import structs
+
 from defects.planting import constant, defect, with_arguments, with_result, wrap
 
 
@@ -55,7 +57,7 @@ def what_is_needed_also_refutes(verdicts: Any) -> None:
     """A block that ran at one width alone counts against a claim."""
 
     def refuting(original: Any) -> Any:
-        return lambda directions, checks: original([replace(d, refutes=True) for d in directions], checks)
+        return lambda directions, checks: original([structs.replace(d, refutes=True) for d in directions], checks)
 
     wrap(verdicts, "refuted_together", refuting)
 

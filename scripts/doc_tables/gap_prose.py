@@ -8,9 +8,10 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from doc_tables.gap_rows import first_and_last
-from ematrace.analysis.gap import SPREAD, Chain, RecallShare, Shares, ratio
+from ematrace.analysis.gap import Chain, RecallShare, Shares, ratio
 from ematrace.analysis.gap_design import CHANGES as STEPS
 from ematrace.analysis.gap_design import JOINED_NAME, SPEN, ArmFactors
+from ematrace.analysis.plan import MARGIN
 from ematrace.report.data import ReportData
 from ematrace.report.formatting import listed, number, with_interval
 from ematrace.report.gap import (
@@ -39,9 +40,9 @@ PARTS = {
 }
 """Steps of the chain by their names."""
 CLOSURES = {
-    "closes": f"within the margin of {SPREAD:g}",
+    "closes": f"within the margin of {MARGIN:g}",
     "does not close": "they differ",
-    "undecided": f"with these seeds it is not decided whether they agree within {SPREAD:g}",
+    "undecided": f"with these seeds it is not decided whether they agree within {MARGIN:g}",
     "not checked": "one seed, which checks nothing",
 }
 
@@ -131,8 +132,7 @@ def _orders(gap: GapData) -> Iterator[str]:
 
 
 def _gradient_over_traces(shares: Shares) -> str:
-    pairs = zip(shares.split["gradient"].part.values, shares.players["context"].part.values, strict=True)
-    return with_interval(Sample(tuple(gradient - traces for gradient, traces in pairs)))
+    return with_interval(shares.split["gradient"].part - shares.players["context"].part)
 
 
 def _other_gradient(gap: GapData) -> Iterator[str]:

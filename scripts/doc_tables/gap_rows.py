@@ -10,8 +10,8 @@ from ematrace.analysis.gap_design import SIZES
 from ematrace.analysis.gap_places import CHANGES as PLACES
 from ematrace.analysis.gap_places import build_places, context_name
 from ematrace.analysis.gap_scores import TOY
+from ematrace.analysis.gap_second import steps_twice
 from ematrace.analysis.rates import Sweep
-from ematrace.analysis.second import steps_twice
 from ematrace.report.data import ReportData
 from ematrace.report.formatting import Rows, number, p_value, with_interval
 from ematrace.report.gap import GapData, averaged_values, share_text, text_name

@@ -78,6 +78,6 @@ def more_nats(one: Selection | None, other: Selection | None) -> tuple[float | N
     """What the first has more of, and of how many seeds."""
     if one is None or other is None:
         return None, 0
-    ours, theirs = (dict(zip(found.seeds, found.sample.values, strict=True)) for found in (one, other))
+    ours, theirs = one.by_seed, other.by_seed
     pairs = [ours[seed] - theirs[seed] for seed in ours.keys() & theirs.keys()]
     return (math.fsum(pairs) / len(pairs) if pairs else None), len(pairs)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from doc_tables.blocks import markdown_table, mean, seeds_of, select, table
-from ematrace.analysis.gap_causes import GRADIENTS
 from ematrace.analysis.gap_scores import MAIN
+from ematrace.analysis.gap_straight_through import GRADIENTS
 from ematrace.report.data import ReportData
 from ematrace.report.sections.gap_controls import TRAINED
 from ematrace.results import Factors

@@ -38,40 +38,40 @@ def wilson_interval(k: int, n: int, confidence: float = 0.95) -> Interval:
     return float(low), float(high)
 
 
-def newcombe_difference_interval(k1: int, n1: int, k2: int, n2: int, confidence: float = 0.95) -> Interval:
-    """Score interval of p1 - p2 for two independent proportions (Newcombe 1998, method 10).
+def newcombe_difference_interval(k1: int, n1: int, k2: int, n2: int) -> Interval:
+    """95% score interval of p1 - p2 for two independent proportions (Newcombe 1998, method 10).
 
     d - sqrt((p1-l1)² + (u2-p2)²) to d + sqrt((u1-p1)² + (p2-l2)²), with d = p1 - p2 and (l, u) the Wilson
     intervals. No trials on either side give (-1, 1). Written out because statsmodels, which has it, imports pandas;
     the tests compare the two.
     """
-    l1, u1 = wilson_interval(k1, n1, confidence)
-    l2, u2 = wilson_interval(k2, n2, confidence)
+    l1, u1 = wilson_interval(k1, n1)
+    l2, u2 = wilson_interval(k2, n2)
     if n1 == 0 or n2 == 0:
         return -1.0, 1.0
     p1, p2 = k1 / n1, k2 / n2
     return p1 - p2 - math.hypot(p1 - l1, u2 - p2), p1 - p2 + math.hypot(u1 - p1, p2 - l2)
 
 
-def bootstrap_shares(successes: Counts, trials: Counts, resamples: int = RESAMPLES, seed: int = 0) -> Floats:
+def bootstrap_shares(successes: Counts, trials: Counts, resamples: int = RESAMPLES) -> Floats:
     """The share of successes in each of `resamples` draws of whole groups, such as sentences, with replacement.
 
     `successes` and `trials` have a number per group; several columns give as many shares, over the same groups. A draw
-    without trials gives nan. What is drawn depends on the seed and the number of groups alone.
+    without trials gives nan. What is drawn depends on the number of groups alone.
 
     >>> shares = bootstrap_shares(np.array([0, 2, 3, 5]), np.array([2, 2, 5, 5]))
     >>> shares.shape, round(float(shares.mean()), 2)
     ((1000,), 0.71)
     """
-    times = _times_drawn(len(trials), resamples, seed)
+    times = _times_drawn(len(trials), resamples)
     with np.errstate(invalid="ignore"):
         return np.asarray((times @ successes.astype(np.float32)) / (times @ trials.astype(np.float32)), np.float64)
 
 
 @cache
-def _times_drawn(groups: int, resamples: int, seed: int) -> NDArray[np.float32]:
+def _times_drawn(groups: int, resamples: int) -> NDArray[np.float32]:
     """[resamples, groups] how often each group is drawn; the same for all shares of one set of sentences."""
-    drawn = np.random.default_rng(seed).integers(groups, size=(resamples, groups))
+    drawn = np.random.default_rng(0).integers(groups, size=(resamples, groups))
     rows = np.arange(resamples)[:, None] * groups
     return np.bincount((drawn + rows).ravel(), minlength=resamples * groups).reshape(resamples, -1).astype(np.float32)
 
@@ -160,8 +160,8 @@ def welch_difference_interval(a: Values, b: Values, confidence: float = 0.95) ->
     return float(low), float(high)
 
 
-def crossed_interval(values: Floats, confidence: float = 0.95) -> Interval:
-    """Student-t interval of the mean of values [a, b] that vary by row and by column, such as by seed and by text.
+def crossed_interval(values: Floats) -> Interval:
+    """95% Student-t interval of the mean of values [a, b] that vary by row and by column, such as by seed and by text.
 
     In y_ij = m + row_i + column_j + e_ij the mean has the variance (MS_rows + MS_columns - MS_error) / ab, with
     Satterthwaite's degrees of freedom. Never narrower than the rows alone give; (nan, nan) for one row or one column.
@@ -172,7 +172,6 @@ def crossed_interval(values: Floats, confidence: float = 0.95) -> Interval:
     """
     from scipy.stats import t
 
-    _check_confidence(confidence)
     y = np.asarray(values, np.float64)
     a, b = y.shape
     if a == 1 or b == 1:
@@ -182,10 +181,10 @@ def crossed_interval(values: Floats, confidence: float = 0.95) -> Interval:
     rows, columns = b * by_row.var(ddof=1), a * by_column.var(ddof=1)
     error = (rest**2).sum() / ((a - 1) * (b - 1))
     total, df = rows + columns - error, rows**2 / (a - 1) + columns**2 / (b - 1) + error**2 / ((a - 1) * (b - 1))
-    low, high = seed_interval(by_row, confidence)
+    low, high = seed_interval(by_row)
     if total <= rows:
         return low, high
-    half = float(t.ppf((1 + confidence) / 2, total**2 / df)) * math.sqrt(total / (a * b))
+    half = float(t.ppf(0.975, total**2 / df)) * math.sqrt(total / (a * b))
     return min(low, float(mean) - half), max(high, float(mean) + half)
 
 

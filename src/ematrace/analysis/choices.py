@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from ematrace.results import Sample, Selector, Table
+from ematrace.results import Sample, Selector, Table, common_seeds
 
 EXPERIMENT = "choices"
 DEFAULT = "default"
@@ -165,6 +165,5 @@ def _by_seed(table: Table, selectors: Iterable[Selector], choice: str | None) ->
         selection = table.find(changed or selector)
         if selection is None or not selection.sample.known:
             return []
-        found[selector] = dict(zip(selection.seeds, selection.sample.values, strict=True))
-    seeds = sorted(set.intersection(*map(set, found.values())))
-    return [{selector: values[seed] for selector, values in found.items()} for seed in seeds]
+        found[selector] = selection.by_seed
+    return [{selector: of[seed] for selector, of in found.items()} for seed in common_seeds(found.values())]

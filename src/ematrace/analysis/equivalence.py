@@ -56,11 +56,11 @@ class Comparison:
         return "different" if different else "undecided"
 
 
-def compare_by_k(table: Table, grammar: str = "half_passives", margin: float = MARGIN) -> list[Comparison]:
+def compare_by_k(table: Table, grammar: str = "half_passives") -> list[Comparison]:
     """SPCN against an EMA of one-hot words without a network, by k: on which metric is the network of any use?"""
     ks = table.values_of(EXPERIMENT, "k", grammar=grammar)
     wheres = [{"grammar": grammar, "k": k} for k in sorted(ks, key=float)]
-    return compare(table, EXPERIMENT, ({"features": SPCN}, {"features": WITHOUT_NETWORK}), wheres, METRICS, margin)
+    return compare(table, EXPERIMENT, ({"features": SPCN}, {"features": WITHOUT_NETWORK}), wheres, METRICS, MARGIN)
 
 
 def compare(
@@ -104,6 +104,6 @@ def _by_seed(table: Table, selector: Selector) -> dict[int, float]:
     if selection is None:
         return {}
     if selection.cells[0].cell.settings.get("grammar", {}).get("drawn_seed") is None:
-        return dict(zip(selection.seeds, selection.sample.values, strict=True))
+        return selection.by_seed
     found = {seed: part.find(selector) for seed, part in table.by_seed().items()}
     return {seed: s.sample.mean for seed, s in found.items() if s is not None}

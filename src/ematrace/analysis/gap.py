@@ -32,14 +32,14 @@ from ematrace.analysis.gap_design import (
     corner,
     step_name,
 )
-from ematrace.analysis.gap_scores import MAIN, SEEDS, Absence, GapScores, Values
+from ematrace.analysis.gap_scores import MAIN, Absence, GapScores, Values
+from ematrace.analysis.plan import MARGIN, SEEDS
 from ematrace.analysis.rates import JUMP
 from ematrace.analysis.shapley import first_and_last, occasions, shapley_value
 from ematrace.intervals import crossed_interval, fieller_interval, holm_adjusted, mean_p_value
 from ematrace.results import Interval, Sample
 
 SMALLEST_GAP = 0.1  # nats: shares of less are not given
-SPREAD = 0.05  # nats between seeds, or between two versions of a model, that would make us doubt
 ALL_TRACES, HALF = 0.75, 0.5  # of the whole distance, for and against "the whole gap is the traces"
 ADDS_UP = 1e-6  # nats; parts of the same cells differ by rounding only
 Outcome = Literal["for", "against", "mixed", "depends"]
@@ -298,13 +298,13 @@ def doubts(scores: GapScores, shares: Sequence[Shares], chains: Sequence[Chain] 
         one: {arm: float(np.ptp(scores.nats(arm, one, "all", sorted(runs)))) for arm, runs in scores.arms.items()}
         for one in scores.texts
     }
-    wide = [f"{arm_name(arm)} ({spread:.2f})" for arm, spread in spreads[text].items() if spread > SPREAD]
+    wide = [f"{arm_name(arm)} ({spread:.2f})" for arm, spread in spreads[text].items() if spread > MARGIN]
     if wide:
-        found.append(f"Seeds differ by more than {SPREAD:g} nats on {text}: {'; '.join(wide)}.")
+        found.append(f"Seeds differ by more than {MARGIN:g} nats on {text}: {'; '.join(wide)}.")
     found += [
         f"So do those of {n} of {len(scores.arms)} arms on {one}."
         for one in others
-        if (n := sum(spread > SPREAD for spread in spreads[one].values()))
+        if (n := sum(spread > MARGIN for spread in spreads[one].values()))
     ]
     counts = {arm: (len(scores.diverged(arm)), len(runs)) for arm, runs in scores.arms.items()}
     diverged = [f"{arm_name(arm)} ({n} of {runs})" for arm, (n, runs) in counts.items() if n]
@@ -318,7 +318,7 @@ def doubts(scores: GapScores, shares: Sequence[Shares], chains: Sequence[Chain] 
     if both and (seeds := scores.common_seeds((learned, gpt2))):
         for one in scores.texts:
             apart = (scores.nats(learned, one, "all", seeds) - scores.nats(gpt2, one, "all", seeds)).mean()
-            if abs(apart) > SPREAD:
+            if abs(apart) > MARGIN:
                 found.append(f"GPT-2's block and the skeleton with its parts are {abs(apart):.2f} nats apart on {one}.")
     found += [
         f"The value of {player} changes sign between {one.text} and {other.text}."

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from itertools import takewhile
 from typing import Literal
 
-from ematrace.analysis.gap_causes import LAST, LEAST_SEEDS
-from ematrace.results import Sample, Selection, Table
+from ematrace.analysis.gap_straight_through import LAST
+from ematrace.analysis.plan import LEAST_SEEDS
+from ematrace.results import Sample, Selection, Table, common_seeds
 from ematrace.results.schema import Factor
 from ematrace.results.select import Selector
 
@@ -86,31 +87,35 @@ class Turn:
         return "harm by then" if ends[0] > 0 else "harm after"
 
 
-def build_turn(table: Table) -> Turn | None:
-    """None where it never is nearer on all seeds, or an arm lacks seeds that the other has."""
-    straight, true = (build_networks(table, ffn) for ffn in (STRAIGHT_THROUGH, TRUE))
-    by_step = {at.step: at for at in true}
-    nearer = list(takewhile(lambda at: _all_nearer(at) and at.step in by_step, straight))
-    if not nearer or {at.seeds for at in (*straight, *true)} != {straight[0].seeds}:
+def _both_by_step(table: Table) -> dict[int, tuple[NetworksAt, NetworksAt]] | None:
+    """Trained straight-through and with the true gradient, at the steps of both; None unless both have the last one."""
+    straight, true = ({at.step: at for at in build_networks(table, ffn)} for ffn in (STRAIGHT_THROUGH, TRUE))
+    if not straight or not true or max(straight) != max(true):
         return None
-    turn = nearer[-1]
-    cost, end = (_differences(at, by_step[at.step]) for at in (turn, straight[-1]))
-    return Turn(turn.step, cost, end)
+    return {step: (straight[step], true[step]) for step in straight if step in true}
+
+
+def build_turn(table: Table) -> Turn | None:
+    """None where it never is nearer on all seeds, or an arm lacks seeds or the last step that the other has."""
+    both = _both_by_step(table)
+    if both is None or len({at.seeds for pair in both.values() for at in pair}) > 1:
+        return None
+    nearer = list(takewhile(lambda step: _all_nearer(both[step][0]), both))
+    if not nearer:
+        return None
+    cost, end = (straight.nats - true.nats for straight, true in (both[nearer[-1]], both[max(both)]))
+    return Turn(nearer[-1], cost, end)
 
 
 def _all_nearer(at: NetworksAt) -> bool:
     return all(on > true for on, true in zip(at.to_all_on.values, at.to_true.values, strict=True))
 
 
-def _differences(one: NetworksAt, other: NetworksAt) -> Sample:
-    return Sample(tuple(a - b for a, b in zip(one.nats.values, other.nats.values, strict=True)))
-
-
 def all_on_difference(table: Table) -> Sample | None:
     """Nats with all units on at the last step, trained straight-through minus trained with the true gradient."""
-    both = [build_networks(table, ffn) for ffn in (STRAIGHT_THROUGH, TRUE)]
-    if not all(both):
+    both = _both_by_step(table)
+    if both is None:
         return None
-    ends = [dict(zip(steps[-1].seeds, steps[-1].nats_all_on.values, strict=True)) for steps in both]
-    seeds = sorted(ends[0].keys() & ends[1].keys())
+    ends = [dict(zip(at.seeds, at.nats_all_on.values, strict=True)) for at in both[max(both)]]
+    seeds = common_seeds(ends)
     return Sample(tuple(ends[0][seed] - ends[1][seed] for seed in seeds)) if seeds else None

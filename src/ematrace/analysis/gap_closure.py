@@ -6,11 +6,12 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from ematrace.analysis.gap import SPREAD, Chain
+from ematrace.analysis.gap import Chain
 from ematrace.analysis.gap_design import CHAIN
 from ematrace.analysis.gap_scores import SWEEP, GapScores, Run, runs_of
+from ematrace.analysis.plan import MARGIN
 from ematrace.intervals import welch_difference_interval
-from ematrace.results import Interval, Sample, Table
+from ematrace.results import Interval, Sample, Table, common_seeds
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,7 @@ class Closure:
         if self.interval is None:
             return "not checked"
         low, high = self.interval
-        if low > -SPREAD and high < SPREAD:
+        if low > -MARGIN and high < MARGIN:
             return "closes"
         return "does not close" if low > 0 or high < 0 else "undecided"
 
@@ -54,7 +55,7 @@ def build_closure(table: Table, scores: GapScores, chain: Chain) -> Closure | No
     for arm in (CHAIN[0], CHAIN[-1]):
         used = scores.arms[arm][chain.seeds[0]]
         again.append({run.seed: run for run in swept if run.arm == arm and _repeats(run, used, chain.text)})
-    seeds = tuple(sorted(again[0].keys() & again[1].keys()))
+    seeds = common_seeds(again)
     if not seeds:
         return None
     start, end = ([_value(runs[seed], chain.text) for seed in seeds] for runs in again)

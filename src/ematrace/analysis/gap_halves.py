@@ -13,7 +13,7 @@ from typing import Literal
 import numpy as np
 
 from ematrace.analysis.gap_scores import Run, Values, runs_of
-from ematrace.analysis.gap_trend import LEAST_SEEDS
+from ematrace.analysis.plan import LEAST_SEEDS
 from ematrace.results import Sample, Table
 
 EXPERIMENT = "gap_halves"

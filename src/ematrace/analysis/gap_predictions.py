@@ -9,15 +9,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from ematrace.analysis.gap_trend import LEAST_SEEDS
+from ematrace.analysis.plan import LEAST_SEEDS, MARGIN
 from ematrace.results import Sample, Selection, Table
 from ematrace.results.schema import Factor
 from ematrace.results.select import Selector
 
 EXPERIMENT, SIZE = "gap_predictions", "small"
 NOTHING = "nothing"
-MARGIN = 0.05
-"""Nats that do not matter."""
 Predicts = Literal["predicts", "in part", "does not predict", "too few seeds"]
 Worth = Literal["something", "nothing", "harmful", "undecided", "too few seeds"]
 
@@ -100,10 +98,10 @@ def build_predictions(table: Table, ffn: str, predictor: str, reads: str) -> Pre
     trained = _find(table, "nats", {"ffn": ffn, "predictor": NOTHING, "size": SIZE})
     return Predictions(
         {name: tuple(one.sample for one in by_layer[name] if one is not None) for name in SHARES},
-        blocks=tuple(_difference(one, nats) for one in by_layer["nats_skipped"] if one is not None),
-        worth=_difference(without, nats),
-        worth_of_input=_difference(with_mean, nats),
-        trained_without=_difference(trained, nats) if trained is not None and trained.is_paired_with(nats) else None,
+        blocks=tuple(one.sample - nats.sample for one in by_layer["nats_skipped"] if one is not None),
+        worth=without.sample - nats.sample,
+        worth_of_input=with_mean.sample - nats.sample,
+        trained_without=trained.sample - nats.sample if trained is not None and trained.is_paired_with(nats) else None,
         seeds=nats.seeds,
     )
 
@@ -111,7 +109,3 @@ def build_predictions(table: Table, ffn: str, predictor: str, reads: str) -> Pre
 def _find(table: Table, metric: str, where: Mapping[str, Factor]) -> Selection | None:
     found = table.find(Selector(EXPERIMENT, metric, where))
     return found if found is not None and found.sample.known else None
-
-
-def _difference(one: Selection, other: Selection) -> Sample:
-    return Sample(tuple(a - b for a, b in zip(one.sample.values, other.sample.values, strict=True)))

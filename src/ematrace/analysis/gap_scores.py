@@ -15,24 +15,22 @@ from functools import cached_property
 from pathlib import Path
 from statistics import median
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ematrace.analysis.gap_design import ArmFactors
+from ematrace.analysis.plan import TEXTS
 from ematrace.analysis.rates import JUMP, TRAINED, Sweep, largest_rise, sweeps_of
-from ematrace.results import Metric, StoredCell, Table
+from ematrace.results import Metric, StoredCell, Table, common_seeds, derived
 from ematrace.results.schema import Factor
 
 EXPERIMENT, SWEEP = "gap", "gap_rates"
 TOY = "toy"
 MAIN = "2m"
-TEXTS = ("validation", "wikitext2", "c4")  # in this order, and any others after them
 STRETCH = "nats_in_stretch"
 RANGES = {"distance": "recall_nats_by_distance", "pair_count": "recall_nats_by_count"}
 """Metrics of tokens that repeat a pair, by the factor that has ranges: `distance 1-16`, `pair_count 10-99`."""
-SEEDS = 5  # of the plan, at the main size
 NOT_SWEPT = "its learning rates were not swept"
 SAME_SIZE = 0.01  # share of the parameters by which arms of matched width may differ
 SAME = 9  # decimals to which the unigram's nats agree on the same tokens
@@ -132,7 +130,7 @@ class GapScores:
         return self.refused.get(arm, Absence(NOT_SWEPT, SWEEP) if unswept else Absence("no cells"))
 
     def common_seeds(self, arms: Iterable[ArmFactors]) -> tuple[int, ...]:
-        return tuple(sorted(set.intersection(*(set(self.arms[arm]) for arm in arms))))
+        return common_seeds(self.arms[arm] for arm in arms)
 
     def seeds_of_most(self, arms: Iterable[ArmFactors], needed: Iterable[ArmFactors]) -> tuple[int, ...]:
         """The seeds that keep the most runs of `arms`, out of those that all of `needed` have.
@@ -184,13 +182,14 @@ class GapScores:
         return run.metrics[name].value if name in run.metrics else None
 
 
-def runs_of(table: Table, experiment: str, size: str) -> list[Run]:
+@derived
+def runs_of(table: Table, experiment: str, size: str) -> tuple[Run, ...]:
     """The runs in force of an experiment whose files hold one model each."""
     by_path: dict[Path, list[StoredCell]] = defaultdict(list)
     for stored in table.evidence.get(experiment, ()):
         if stored.cell.factors.get("size") == size:
             by_path[stored.path].append(stored)
-    return [run for path, cells in by_path.items() if (run := _run(path, cells)) is not None]
+    return tuple(run for path, cells in by_path.items() if (run := _run(path, cells)) is not None)
 
 
 def _run(path: Path, cells: Sequence[StoredCell]) -> Run | None:
@@ -231,13 +230,14 @@ def _run(path: Path, cells: Sequence[StoredCell]) -> Run | None:
     )
 
 
-def load_scores(table: Table, size: str, experiment: str = EXPERIMENT, sweep: str = SWEEP) -> GapScores:
+@derived
+def load_scores(table: Table, size: str) -> GapScores:
     """What may be published of one size. Toys are not swept, and say so wherever they are shown."""
-    swept = sweeps(table, size, sweep)
-    runs = runs_of(table, experiment, size)
+    swept = sweeps(table, size, SWEEP)
+    runs = runs_of(table, EXPERIMENT, size)
     scores = admit(runs, size, lambda arm, rates: published_rate(rates, swept.get(arm), size))
     waiting = {
-        arm: Absence(found.obstacle, sweep)
+        arm: Absence(found.obstacle, SWEEP)
         for arm, found in swept.items()
         if arm not in scores.arms and found.obstacle is not None
     }
@@ -284,19 +284,12 @@ def _close(parameters: float | None, usual: float) -> bool:
     return parameters is None or abs(parameters / usual - 1) <= SAME_SIZE
 
 
-_SWEEPS: WeakKeyDictionary[Table, dict[tuple[str, str], dict[ArmFactors, Sweep]]] = WeakKeyDictionary()
-
-
-def sweeps(table: Table, size: str, experiment: str = SWEEP) -> Mapping[ArmFactors, Sweep]:
-    """The rates that were tried, by arm; kept with the table, as every size, text and number of units asks for them."""
-    kept = _SWEEPS.setdefault(table, {})
-    if (size, experiment) not in kept:
-        cells = [
-            stored.cell for stored in table.evidence.get(experiment, ()) if stored.cell.factors.get("size") == size
-        ]
-        found = [(ArmFactors.of(sweep.factors), sweep) for sweep in sweeps_of(cells)]
-        kept[size, experiment] = {arm: sweep for arm, sweep in found if arm is not None}
-    return kept[size, experiment]
+@derived
+def sweeps(table: Table, size: str, experiment: str) -> Mapping[ArmFactors, Sweep]:
+    """The rates that were tried, by arm."""
+    cells = [stored.cell for stored in table.evidence.get(experiment, ()) if stored.cell.factors.get("size") == size]
+    found = [(ArmFactors.of(sweep.factors), sweep) for sweep in sweeps_of(cells)]
+    return {arm: sweep for arm, sweep in found if arm is not None}
 
 
 def published_rate(rates: Sequence[float], sweep: Sweep | None, size: str, experiment: str = SWEEP) -> float | Absence:

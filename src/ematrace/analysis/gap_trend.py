@@ -30,11 +30,11 @@ from ematrace.analysis.gap_scores import (
     runs_of,
     sweeps,
 )
-from ematrace.results import Sample, Table
+from ematrace.analysis.plan import LEAST_SEEDS
+from ematrace.results import Sample, Table, derived
 
 SIZES, LARGEST, UNITS = "gap_sizes", "gap_130m", "gap_units"
 SIZE_SWEEP = "gap_size_rates"
-LEAST_SEEDS = 3
 FROM_MAIN = ("130m",)  # sizes at which a rate may be that of the main size over the width
 # Which arm is how much worse than which: what SPEN lacks to GPT-2, and parts of it.
 GPT2, DENSE, MASKED = CHAIN[-1], CHAIN[3], replace(SPEN, ffn="topk_masked")
@@ -78,22 +78,24 @@ class Contrast:
         return self.tokens / self.parameters
 
 
-def build_trend(table: Table, text: str = "validation") -> list[Contrast]:
+@derived
+def build_trend(table: Table, text: str = "validation") -> tuple[Contrast, ...]:
     """By tokens per parameter, over everything that was measured but toys."""
     groups: dict[tuple[str, int, int], list[Run]] = defaultdict(list)
     first: dict[tuple[str, int, int], str] = {}
     for experiment in (EXPERIMENT, SIZES, LARGEST):  # the second has arms of the first one's size as well
         for size in dict.fromkeys(map(str, table.values_of(experiment, "size"))):
             for run in runs_scored_on(table, experiment, size, text):
-                tokens, vocabulary = budget_of(run)
+                tokens, vocabulary = tokens_and_vocabulary(run)
                 if size != TOY and isinstance(tokens, int) and isinstance(vocabulary, int):
                     groups[size, tokens, vocabulary].append(run)
                     first.setdefault((size, tokens, vocabulary), experiment)
     for key, runs in groups.items():
         if key[0] == MAIN:  # the one decisive arm that `gap` does not have
-            runs += [run for run in masked_of_units(table, text) if budget_of(run) == key[1:]]
+            runs += [run for run in masked_of_units(table, text) if tokens_and_vocabulary(run) == key[1:]]
     found = [_contrast(table, first[key], *key, runs, text) for key, runs in groups.items()]
-    return sorted((c for c in found if c.differences or c.left_out), key=lambda c: c.tokens_per_parameter)
+    shown = (c for c in found if c.differences or c.left_out)
+    return tuple(sorted(shown, key=lambda c: c.tokens_per_parameter))
 
 
 def masked_of_units(table: Table, text: str) -> list[Run]:
@@ -103,8 +105,7 @@ def masked_of_units(table: Table, text: str) -> list[Run]:
     return [run for run in runs if run.arm == MASKED and run.factors.get("units") == units]
 
 
-def budget_of(run: Run) -> tuple[object, object]:
-    """Tokens and vocabulary."""
+def tokens_and_vocabulary(run: Run) -> tuple[object, object]:
     return run.settings.get("tokens"), run.settings.get("vocab_size")
 
 

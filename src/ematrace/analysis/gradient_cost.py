@@ -14,34 +14,31 @@ from typing import Literal
 
 import numpy as np
 
-from ematrace.analysis import second
 from ematrace.analysis.gap_design import SIZES, SPEN, kept_units
 from ematrace.analysis.gap_scores import EXPERIMENT, MAIN, Run, Values, admit, runs_of
 from ematrace.analysis.gap_trend import (
     CONTRASTS,
     GRADIENT,
-    LEAST_SEEDS,
     UNITS,
     Contrast,
-    budget_of,
     build_trend,
     masked_of_units,
     paired_difference,
     rate_of_plan,
     runs_scored_on,
+    tokens_and_vocabulary,
 )
 from ematrace.analysis.gap_trend import SIZES as BY_SIZE
+from ematrace.analysis.plan import BORDER, LEAST_SEEDS, MARGIN, SAME_COST
 from ematrace.intervals import welch_difference_interval
-from ematrace.results import Interval, Sample, Table
+from ematrace.results import Interval, Sample, Table, common_seeds
 
 BY_UNITS, BY_KEPT = UNITS, "gap_kept"
 DEVICES = "gap_first_steps"
 FEWEST, MOST = SIZES[MAIN]["d_ff"], SIZES["130m"]["d_ff"]  # units that the plan's rule compares
-BORDER = 0.1  # nats from the rule's border within which rates have to be swept first
-SAME_COST = 0.1  # nats by which costs may differ that count as the same
 SAME_TRAINING = 0.1  # share by which tokens per parameter may differ that count as the same
 FIRST_STEPS = 128
-SAME_START = second.MARGIN  # nats of training loss over these steps
+SAME_START = MARGIN  # nats of training loss over these steps
 SCHEDULE = ("tokens", "sequences", "length", "warmup", "vocab_size", "data", "validation")
 
 
@@ -87,7 +84,7 @@ def costs_at_one_width(table: Table, text: str) -> list[GradientCost]:
 def costs_by_size(table: Table, text: str) -> list[GradientCost]:
     """Of larger models at their own rates, and of the main one with other tokens or another vocabulary."""
     main = (run for name in (EXPERIMENT, UNITS) for run in runs_scored_on(table, name, MAIN, text))
-    at_one_width = {(MAIN, *budget_of(run)) for run in main}
+    at_one_width = {(MAIN, *tokens_and_vocabulary(run)) for run in main}
     found = []
     for one in build_trend(table, text):
         nats, budget = one.differences.get(GRADIENT), (one.size, one.tokens, one.vocabulary)
@@ -243,6 +240,6 @@ def _first_steps(run: Run) -> tuple[object, ...]:
 
 
 def _on_common_seeds(*costs: GradientCost) -> list[Values]:
-    seeds = sorted(set.intersection(*(set(cost.seeds) for cost in costs)))
+    seeds = common_seeds(cost.seeds for cost in costs)
     by_seed = [dict(zip(cost.seeds, cost.nats.values, strict=True)) for cost in costs]
     return [np.array([of[seed] for seed in seeds]) for of in by_seed]

@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from statistics import fmean
 
+import numpy as np
+
 from ematrace.results import Cell
 from ematrace.results.schema import Factor
 
@@ -114,6 +116,8 @@ class Sweep:
 JUMP, CLIFF = 0.05, 0.1  # nats
 SWEEP_SEED, REPEAT_SEEDS = 1000, (1001, 1002)  # which no published figure uses
 SEEDS_OF_JUMPS = 1 + len(REPEAT_SEEDS)
+COLLAPSED = 2.0  # participation ratio below which weights or codes count as rank 1
+OF_RULE = ("within", "transfer", "weight_pr", "code_pr")  # what decides on the rate of a rule for W_ff
 LEAST_RATES = {"gap_rates": 5}  # of the plan; elsewhere the neighbours are enough
 
 
@@ -174,3 +178,26 @@ def largest_rise(curve: Mapping[int, float]) -> float:
     """
     nats = [curve[step] for step in sorted(curve)]
     return max(value - lowest for value, lowest in zip(nats, accumulate(nats, min), strict=True))
+
+
+def best_rule_rates(cells: Iterable[Cell]) -> dict[str, float]:
+    """The rate of each rule for W_ff that was swept, from the cells of `feedforward_rates`.
+
+    As fixed before the first sweep: of the rates at which neither weights nor codes collapse on any seed, the one with
+    the highest sum of W and T; of all rates where all collapse. That is the rate at which the claim is hardest on
+    itself. A rate without a value on any of its seeds is out.
+    """
+    by_rate: dict[str, dict[float, list[list[float | None]]]] = defaultdict(lambda: defaultdict(list))
+    for cell in cells:
+        if cell.factors["rule"] != "frozen":
+            values = [cell.metrics[name].value for name in OF_RULE]
+            by_rate[str(cell.factors["rule"])][float(cell.factors["rate"])].append(values)
+    chosen = {}
+    for rule, rates in sorted(by_rate.items()):
+        complete = {rate: runs for rate, runs in rates.items() if all(None not in run for run in runs)}
+        known = {rate: np.array(runs, np.float64) for rate, runs in complete.items()}
+        whole = {rate: runs for rate, runs in known.items() if runs[:, 2:].min() >= COLLAPSED}
+        sums = {rate: fmean(runs[:, :2].sum(1)) for rate, runs in (whole or known).items()}
+        if sums:
+            chosen[rule] = max(sums, key=lambda rate: (sums[rate], -rate))
+    return chosen

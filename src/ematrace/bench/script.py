@@ -16,6 +16,7 @@ from ematrace.bench.cells import About, Comparison
 from ematrace.bench.compare import Run
 from ematrace.bench.measure import other_load
 from ematrace.results import CellFile, Row, checkout_root, collect_provenance, write_file
+from ematrace.results.provenance import commit_of_copy
 from ematrace.results.schema import SCHEMA, encode_file
 from ematrace.sharing import processors
 
@@ -41,6 +42,10 @@ def parser(doc: str | None, quick: str) -> argparse.ArgumentParser:
     made.add_argument("--quick", action="store_true", help=f"{quick}; the times say nothing")
     made.add_argument(RECORD, type=Path, metavar="DIR", help="write DIR/<benchmark>/... (with --quick, DIR/quick/...)")
     made.add_argument(FORCE, action="store_true", help="also record times taken while other programs were busy")
+    try:
+        commit_of_copy()  # now, not when hours of timing are to be written
+    except ValueError as error:
+        made.error(str(error))
     return made
 
 

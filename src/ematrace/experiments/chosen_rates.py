@@ -3,6 +3,7 @@
 `scripts/choose_rates.py` writes it from the recorded cells of the sweeps, by the rule of docs/analysis-plan.md. An arm
 that was not swept, or whose best rate is at an end of its grid, has none, and no figure of it is measured. Every arm
 that was swept has its points (seeds by rate): those recorded, and those with which its sweep has to go on.
+`feedforward_rates.json` has the rates of the rules for W_ff.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from ematrace.files import read_json
 from ematrace.results.schema import Factor
 
 FILE = Path(__file__).with_suffix(".json")
+FEEDFORWARD_FILE = FILE.with_name("feedforward_rates.json")
 SWEEPS = ("gap_rates", "gap_predictor_rates", "gap_size_rates")
 
 
@@ -41,6 +43,12 @@ def sweep_points(sweep: str, factors: Mapping[str, Factor], first: Iterable[floa
     asked = [(rate, SWEEP_SEED) for rate in first]
     asked += [(float(rate), seed) for rate, seeds in further.items() for seed in seeds]
     return [Point({**factors, "lr": lr}, seed) for lr, seed in dict.fromkeys(asked)]
+
+
+@cache
+def feedforward_rates() -> Mapping[str, float]:
+    """Of the rules for W_ff; none before the first sweep was recorded."""
+    return read_json(FEEDFORWARD_FILE) if FEEDFORWARD_FILE.is_file() else {}
 
 
 def arm_key(factors: Mapping[str, Factor]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
@@ -33,8 +34,7 @@ class ClaimsError(ValueError):
     """
 
 
-@dataclass(frozen=True)
-class Direction:
+class Direction(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """`left [/ over] op right [+ by]`, where `right` is a selector or a number; `within` allows ± by.
 
     >>> from ematrace.results import Selector
@@ -62,6 +62,8 @@ class Direction:
     """False: the claim needs it, but where it does not hold that is not enough against the claim."""
 
     def __post_init__(self) -> None:
+        for name in ("right", "by", "against"):
+            _refuse_infinity(name, getattr(self, name))
         if self.interval == "tokens" and (self.op not in COMPARISONS or self.paired or self.over is not None):
             raise ValueError("'interval' is over tokens only in a comparison that is not paired and has no 'over'")
         if self.paired and (not isinstance(self.right, Selector) or self.over is not None):
@@ -90,8 +92,7 @@ class Direction:
         return f"{self.left}{over} {self.op} {right}{by}{against}{tokens}{unless}"
 
 
-@dataclass(frozen=True)
-class PaperFigure:
+class PaperFigure(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """`of [- minus | / over]` against the paper's number, within the tolerance of its kind or a `band` of its own.
 
     >>> from ematrace.results import Selector
@@ -108,6 +109,7 @@ class PaperFigure:
     band: tuple[float, float] | None = None
 
     def __post_init__(self) -> None:
+        _refuse_infinity("paper", self.paper)
         if self.minus and self.over:
             raise ValueError("'minus' and 'over' exclude each other")
         if self.band is not None and not self.band[0] <= self.paper <= self.band[1]:
@@ -123,8 +125,7 @@ class PaperFigure:
         return f"{self.of}{other} = {self.paper:g} ({self.kind})"
 
 
-@dataclass(frozen=True)
-class Condition:
+class Condition(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What must hold for a claim to be judged at all; `why` it is not, and the verdict then.
 
     >>> from ematrace.results import Selector
@@ -139,8 +140,7 @@ class Condition:
     otherwise: Otherwise = "not testable here"
 
 
-@dataclass(frozen=True)
-class Control:
+class Control(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What simpler means reach: the figures that a claim is to be read against.
 
     >>> from ematrace.results import Selector
@@ -153,8 +153,7 @@ class Control:
     of: tuple[Selector, ...]
 
 
-@dataclass(frozen=True)
-class Claim:
+class Claim(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One claim of the paper. `fitted`: our unspecified settings were chosen with this figure in sight.
 
     >>> from ematrace.ledger import load_claims
@@ -179,11 +178,11 @@ class Claim:
     """A few words, for lists."""
     control: Control | None = None
     requires: tuple[Condition, ...] = ()
-    seeds: int = 1
+    seeds: Annotated[int, msgspec.Meta(ge=1)] = 1
     """Fewer leave it undecided."""
-    first_seed: int = 0
+    first_seed: Annotated[int, msgspec.Meta(ge=0)] = 0
     """Seeds before this one do not count: they were looked at before it was settled how many it takes."""
-    line: int | None = None
+    line: Annotated[int, msgspec.Meta(ge=1)] | None = None
     """Of the paper's LaTeX text, for `quote`."""
     quote: str = ""
     """The paper's words that the predicates test."""
@@ -291,6 +290,11 @@ class Claims:
                 if name not in ours or ours[name] != value:
                     raise ClaimsError(f"{section}: '{name}' would change the evidence for other claims; leave it out")
         return replace(self, claims=tuple(sorted((*self, *other), key=claim_order)))
+
+
+def _refuse_infinity(field: str, number: object) -> None:
+    if isinstance(number, float) and not math.isfinite(number):
+        raise ValueError(f"'{field}': {number} is not a finite number")
 
 
 def claim_order(claim: Claim) -> tuple[str, int]:

@@ -36,6 +36,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
+import msgspec
 from scipy.special import ndtr, ndtri, stdtr, stdtrit
 
 from ematrace.intervals import (
@@ -301,14 +302,15 @@ def check_direction(direction: Direction, lookup: Lookup) -> Check:
     other = found[direction.right] if isinstance(direction.right, Selector) else direction.right
     check = _compare(direction, left, other)
     if direction.interval == "tokens":
-        return replace(check, beside=check_direction(replace(direction, interval="seeds"), lookup))
+        return replace(check, beside=check_direction(msgspec.structs.replace(direction, interval="seeds"), lookup))
     return check
 
 
 def _either(direction: Direction, lookup: Lookup) -> Check:
     """Holds if one of the two does, is refuted if both are."""
     assert direction.unless is not None
-    first, second = check_direction(replace(direction, unless=None), lookup), check_direction(direction.unless, lookup)
+    alone = msgspec.structs.replace(direction, unless=None)
+    first, second = check_direction(alone, lookup), check_direction(direction.unless, lookup)
     known = first.p_against is not None and second.p_against is not None
     p_against = max(first.p_against or 0.0, second.p_against or 0.0) if known else None
     both = replace(first, predicate=direction.text, beside=second, p_against=p_against)

@@ -2,32 +2,15 @@
 
 from __future__ import annotations
 
-import math
 import tomllib
 from functools import cache
 from importlib import resources
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import msgspec
 
-from ematrace.ledger.claims import (
-    ID,
-    Claim,
-    Claims,
-    ClaimsError,
-    Condition,
-    Control,
-    Direction,
-    Interval,
-    Kind,
-    Op,
-    Otherwise,
-    PaperFigure,
-    Part,
-    Unpublished,
-    claim_order,
-)
+from ematrace.ledger.claims import ID, Claim, Claims, ClaimsError, Unpublished, claim_order
 from ematrace.results import Selector
 from ematrace.results.schema import Factor, Name, one_line
 
@@ -92,130 +75,37 @@ def _section(record: dict[str, Any], name: str, kind: Any, source: str) -> Any:
         raise ClaimsError(f"{source}: {name}: {one_line(error)}") from error
 
 
-class _Direction(msgspec.Struct, forbid_unknown_fields=True):
-    """A direction as it stands in the file, and so for the next two."""
-
-    left: str
-    op: Op
-    right: str | float
-    over: str | None = None
-    by: float = 0.0
-    against: float | None = None
-    paired: bool = False
-    interval: Interval = "seeds"
-    unless: _Direction | None = None
-    group: str = ""
-    refutes: bool = True
-
-    def parse(self) -> Direction:
-        right = _selector("right", self.right) if isinstance(self.right, str) else _finite("right", self.right)
-        return Direction(
-            _selector("left", self.left),
-            self.op,
-            right,
-            over=None if self.over is None else _selector("over", self.over),
-            by=_finite("by", self.by),
-            against=None if self.against is None else _finite("against", self.against),
-            paired=self.paired,
-            interval=self.interval,
-            unless=None if self.unless is None else self.unless.parse(),
-            group=self.group,
-            refutes=self.refutes,
-        )
+SELECTORS = ("left", "right", "over", "of", "minus")
 
 
-class _Figure(msgspec.Struct, forbid_unknown_fields=True):
-    of: str
-    paper: float
-    kind: Kind
-    minus: str | None = None
-    over: str | None = None
-    band: tuple[float, float] | None = None
-
-    def parse(self) -> PaperFigure:
-        minus = None if self.minus is None else _selector("minus", self.minus)
-        over = None if self.over is None else _selector("over", self.over)
-        return PaperFigure(_selector("of", self.of), _finite("paper", self.paper), self.kind, minus, over, self.band)
-
-
-class _Condition(_Direction, forbid_unknown_fields=True, kw_only=True):
-    why: str
-    otherwise: Otherwise = "not testable here"
-
-    def parse_condition(self) -> Condition:
-        return Condition(self.parse(), self.why, self.otherwise)
-
-
-class _Control(msgspec.Struct, forbid_unknown_fields=True):
-    what: str
-    of: tuple[str, ...]
-
-    def parse(self) -> Control:
-        return Control(self.what, tuple(_selector("of", text) for text in self.of))
-
-
-class _Claim(msgspec.Struct, forbid_unknown_fields=True):
-    part: Part
-    claim: str
-    paper: str
-    fitted: bool = False
-    direction: tuple[_Direction, ...] = ()
-    figure: tuple[_Figure, ...] = ()
-    not_testable: str | None = None
-    title: str = ""
-    control: _Control | None = None
-    requires: tuple[_Condition, ...] = ()
-    seeds: Annotated[int, msgspec.Meta(ge=1)] = 1
-    first_seed: Annotated[int, msgspec.Meta(ge=0)] = 0
-    line: Annotated[int, msgspec.Meta(ge=1)] | None = None
-    quote: str = ""
-    note: str = ""
-    written: str = ""
-    holm: bool = False
-
-
-def _selector(field: str, text: str) -> Selector:
-    try:
-        return Selector.parse(text)
-    except ValueError as error:
-        raise ValueError(f"'{field}': {error}") from error
-
-
-def _finite(field: str, number: float) -> float:
-    if not math.isfinite(number):
-        raise ValueError(f"'{field}': {number} is not a finite number")
-    return float(number)
-
-
-def _claim(id: str, body: object, where: str, command: str) -> Claim:
+def _claim(id: str, body: Any, where: str, command: str) -> Claim:
     if ID.fullmatch(id) is None:
         raise ClaimsError(f"{where}: an id is letters and a number, such as C01")
     try:
-        read = msgspec.convert(body, _Claim)
-        direction = tuple(d.parse() for d in read.direction)
-        figure = tuple(f.parse() for f in read.figure)
-        control = None if read.control is None else read.control.parse()
-        requires = tuple(c.parse_condition() for c in read.requires)
+        found = _with_selectors(body)
+        if isinstance(found, dict):
+            for name, value in (("id", id), ("command", command)):
+                if name in found:
+                    raise ValueError(f"Object contains unknown field `{name}`")
+                found[name] = value
+        return msgspec.convert(found, Claim)
     except ValueError as error:  # also msgspec's
         raise ClaimsError(f"{where}: {one_line(error)}") from error
-    return Claim(
-        id,
-        read.part,
-        read.claim,
-        read.paper,
-        read.fitted,
-        direction,
-        figure,
-        read.not_testable,
-        command,
-        title=read.title,
-        control=control,
-        requires=requires,
-        seeds=read.seeds,
-        first_seed=read.first_seed,
-        line=read.line,
-        quote=read.quote,
-        note=read.note,
-        written=read.written,
-        holm=read.holm,
-    )
+
+
+def _with_selectors(value: Any, field: str = "") -> Any:
+    """What the file has, with selectors for their texts and the predicate of a condition in a table of its own."""
+    if isinstance(value, list):
+        return [_with_selectors(one, field) for one in value]
+    if field in SELECTORS and (field != "right" or isinstance(value, str | dict)):  # on the right also a number
+        try:
+            return Selector.parse(str(value))
+        except ValueError as error:
+            raise ValueError(f"'{field}': {error}") from error
+    if not isinstance(value, dict):
+        return value
+    found = {name: _with_selectors(inside, name) for name, inside in value.items()}
+    if field == "requires":
+        about = {name: found.pop(name) for name in ("why", "otherwise") if name in found}
+        return {"predicate": found, **about}
+    return found

@@ -13,7 +13,7 @@ from ematrace.intervals import holm_adjusted
 from ematrace.ledger.claims import Claim, Claims, Direction
 from ematrace.ledger.predicates import Check, Lookup, check_direction, check_figure, compare_points
 from ematrace.ledger.reading import load_claims
-from ematrace.results import AmbiguousSelection, Interval, Selection, Selector, Table
+from ematrace.results import AmbiguousSelection, Interval, Selection, Selector, Table, common_seeds
 from ematrace.results.sample import CONFIDENCE
 
 Verdict = Literal[
@@ -243,7 +243,7 @@ def _paired_seeds(
     for (left, right), check in zip(sides, checks, strict=True):
         pair = [selected.get(side) for side in (left, right) if isinstance(side, Selector)]
         if check.method == "paired" and len(pair) == 2:
-            yield len(set.intersection(*(set(selection.seeds) for selection in pair if selection is not None)))
+            yield len(common_seeds(selection.seeds for selection in pair if selection is not None))
 
 
 def _select(selectors: Sequence[Selector], table: Table) -> tuple[dict[Selector, Selection | None], tuple[str, ...]]:

@@ -25,8 +25,9 @@ from ematrace.analysis.gap import (
 )
 from ematrace.analysis.gap_closure import Closure, build_closure
 from ematrace.analysis.gap_design import ATTENTION, BETWEEN, CHAIN, EMA, END, LEARNED, START, ArmFactors
-from ematrace.analysis.gap_scores import EXPERIMENT, MAIN, SEEDS, TEXTS, TOY, Absence, GapScores, load_scores
-from ematrace.analysis.gap_trend import GRADIENT, LARGEST, LEAST_SEEDS, SIZE_SWEEP, WHOLE, build_trend
+from ematrace.analysis.gap_scores import EXPERIMENT, MAIN, TOY, Absence, GapScores, load_scores
+from ematrace.analysis.gap_trend import GRADIENT, LARGEST, SIZE_SWEEP, WHOLE, build_trend
+from ematrace.analysis.plan import LEAST_SEEDS, SEEDS, TEXTS
 from ematrace.report.charts import Fall, RowChart, waterfall_chart
 from ematrace.report.commands import Command
 from ematrace.report.data import ReportData
@@ -355,7 +356,7 @@ def largest_sentence(gap: GapData) -> str:
 
 def _apart(sample: Sample) -> str:
     """Without its sign, which words have."""
-    return nats_text(Sample(tuple(math.copysign(1, sample.mean) * x for x in sample.values)))
+    return nats_text(-sample if sample.mean < 0 else sample)
 
 
 def percent(found: Ratio) -> str:
@@ -387,8 +388,7 @@ def _part(found: RecallShare) -> str:
 
 
 def _rest(found: RecallShare) -> str:
-    pairs = zip(found.gap.values, found.recall.part.values, strict=True)
-    return with_interval(Sample(tuple(whole - part for whole, part in pairs)))
+    return with_interval(found.gap - found.recall.part)
 
 
 def mixers_sentence(gap: GapData) -> str:

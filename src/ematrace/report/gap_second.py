@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from ematrace.analysis.second import MARGIN, agreements
+from ematrace.analysis.gap_second import agreements
+from ematrace.analysis.plan import MARGIN
 from ematrace.report.data import ReportData
 from ematrace.report.formatting import Rows, with_interval
 from ematrace.report.gap import GapData, text_name

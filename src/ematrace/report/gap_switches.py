@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from ematrace.analysis.gap_causes import LEAST_SEEDS, SMALLEST_EFFECT, SWITCHES, Switches, build_switches
+from ematrace.analysis.gap_switches import SMALLEST_EFFECT, SWITCHES, Switches, build_switches
+from ematrace.analysis.plan import LEAST_SEEDS
 from ematrace.report.data import ReportData
 from ematrace.report.formatting import Rows, listed, number, plural, with_interval
 from ematrace.report.gap import TEXT_NAMES, text_name

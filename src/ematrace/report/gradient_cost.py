@@ -6,8 +6,8 @@ import itertools
 from dataclasses import dataclass
 from functools import cached_property
 
-from ematrace.analysis.gap_scores import EXPERIMENT, TEXTS
-from ematrace.analysis.gap_trend import GRADIENT, LEAST_SEEDS, build_trend
+from ematrace.analysis.gap_scores import EXPERIMENT
+from ematrace.analysis.gap_trend import GRADIENT, build_trend
 from ematrace.analysis.gradient_cost import (
     BY_KEPT,
     BY_UNITS,
@@ -23,10 +23,11 @@ from ematrace.analysis.gradient_cost import (
     judge_training,
     judge_units,
 )
+from ematrace.analysis.plan import LEAST_SEEDS, TEXTS
 from ematrace.report.data import ReportData
 from ematrace.report.formatting import Rows, interval, listed, millions, number, plural, with_interval
 from ematrace.report.gap import nats_text, share_text, text_name
-from ematrace.results import Factors, Sample, Selector
+from ematrace.results import Factors, Selector
 
 OUTCOMES = {
     "units": "under the plan's rule, more units at the same width halve the cost",
@@ -175,7 +176,7 @@ def kept_text(name: str, verdict: KeptVerdict) -> str:
     with 31 of 3,072 units kept the cost is 1.900 (1.652–2.148) nats higher than with 184 of 3,072:
     under the plan's rule, what is kept, at equal parameters and tokens, matters
     """
-    by = Sample(tuple(-rise for rise in verdict.rise.values)) if verdict.rise.mean < 0 else verdict.rise
+    by = -verdict.rise if verdict.rise.mean < 0 else verdict.rise
     changed, usual = (f"{cost.kept} of {cost.units:,}" for cost in (verdict.changed, verdict.usual))
     return (
         f"with {changed} units kept the cost is {nats_text(by)} nats {'lower' if verdict.rise.mean < 0 else 'higher'} "
@@ -229,8 +230,8 @@ def gradient_share_rows(data: ReportData) -> Rows | None:
                 continue
             about = [millions(one.parameters), f"{one.vocabulary:,}", number(one.tokens_per_parameter, 0)]
             about.append(text_name(text))
-            rest = Sample(tuple(whole - cost for whole, cost in zip(part.whole.values, part.part.values, strict=True)))
-            row = [*about, *map(nats_text, (part.whole, part.part)), share_text(part), nats_text(rest)]
+            row = [*about, *map(nats_text, (part.whole, part.part)), share_text(part)]
+            row.append(nats_text(part.whole - part.part))
             row.append(str(len(part.part.values)))
             rows.append(((one.parameters, -one.tokens_per_parameter), row))
     heads = ["parameters", "vocabulary", "tokens per parameter", "text", "SPEN's block to GPT-2's"]

@@ -25,9 +25,9 @@ From measurements to a published figure, over seeds:
 """
 
 from ematrace.results.provenance import Provenance, checkout_root, collect_provenance
-from ematrace.results.sample import Interval, Sample
+from ematrace.results.sample import Interval, Sample, common_seeds
 from ematrace.results.schema import Cell, CellFile, Factors, Metric, ResultError, Row, read_file, write_file
-from ematrace.results.select import AmbiguousSelection, Selection, Selector, Table
+from ematrace.results.select import AmbiguousSelection, Selection, Selector, Table, derived
 from ematrace.results.store import Store, StoredCell
 
 __all__ = [
@@ -48,6 +48,8 @@ __all__ = [
     "Table",
     "checkout_root",
     "collect_provenance",
+    "common_seeds",
+    "derived",
     "read_file",
     "write_file",
 ]

@@ -85,8 +85,16 @@ def collect_provenance(seconds: float, *, command: str = "", packages: Sequence[
     )
 
 
+def commit_of_copy() -> str | None:
+    """What EMATRACE_COMMIT says of a clean tree that was copied without its history; ValueError if it is no commit."""
+    commit = os.environ.get(COMMIT_VARIABLE)
+    if commit and not re.fullmatch(r"[0-9a-f]{7,40}", commit):
+        raise ValueError(f"{COMMIT_VARIABLE} is {commit!r}; it must be a commit, 7 to 40 of the digits 0-9 and a-f")
+    return commit or None
+
+
 def _git_state(root: Path | None) -> tuple[str | None, bool | None]:
-    if commit := os.environ.get(COMMIT_VARIABLE):  # a clean tree that was copied without its history
+    if commit := commit_of_copy():
         return commit, False
     if root is None or not (root / ".git").exists():
         return None, None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 from statistics import fmean
@@ -24,6 +25,8 @@ class Sample:
     >>> sample = Sample((0.25, 0.75))
     >>> sample.mean, round(sample.sd, 3)
     (0.5, 0.354)
+    >>> (sample - Sample((0.25, 0.25))).values
+    (0.0, 0.5)
     """
 
     values: tuple[float, ...]
@@ -35,6 +38,13 @@ class Sample:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "values", tuple(float(v) for v in self.values))
+
+    def __sub__(self, other: Sample) -> Sample:
+        """Seed by seed; both must be of the same seeds."""
+        return Sample(tuple(a - b for a, b in zip(self.values, other.values, strict=True)), unit=self.unit)
+
+    def __neg__(self) -> Sample:
+        return Sample(tuple(-value for value in self.values), unit=self.unit)
 
     @property
     def known(self) -> bool:
@@ -94,6 +104,16 @@ class Sample:
         if not self.known or not n or self.unit != "accuracy":
             return None
         return _wilson(round(self.mean * n), n)
+
+
+def common_seeds(of: Iterable[Iterable[int]]) -> tuple[int, ...]:
+    """Those that all have, in their order.
+
+    >>> common_seeds([(0, 1, 2), {2: 4.5, 1: 4.0}])
+    (1, 2)
+    """
+    found = [set(seeds) for seeds in of]
+    return tuple(sorted(set.intersection(*found))) if found else ()
 
 
 @cache

@@ -6,16 +6,19 @@ import json
 import math
 import re
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from functools import cached_property
+from functools import cached_property, wraps
 from pathlib import Path
-from typing import Any
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from ematrace.results.sample import Sample
+from ematrace.results.sample import Sample, common_seeds
 from ematrace.results.schema import NAME, Factor, Factors, Metric, ResultError, parse_factor
 from ematrace.results.store import StoredCell
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 _SELECTOR = re.compile(rf"(?P<experiment>{NAME})/(?P<metric>{NAME})(?:\{{(?P<where>.*)\}})?", re.DOTALL)
 _BARE = r"[^\x00-\x1f\x7f\",{}]*"  # any other text stands in quotes, as JSON
@@ -134,6 +137,10 @@ class Selection:
         )
 
     @property
+    def by_seed(self) -> dict[int, float]:
+        return dict(zip(self.seeds, self.sample.values, strict=True))
+
+    @property
     def scale(self) -> str:
         return self.cells[0].cell.scale
 
@@ -177,8 +184,8 @@ class Selection:
         data = [{name: s.cells[0].cell.settings.get(name) for name in SAME_DATA} for s in (self, other)]
         if data[0] != data[1] or None in data[0].values() or (self.local, self.scale) != (other.local, other.scale):
             return None
-        ours, theirs = (dict(zip(s.seeds, s.sample.values, strict=True)) for s in (self, other))
-        both = [seed for seed in self.seeds if seed in theirs]
+        ours, theirs = self.by_seed, other.by_seed
+        both = common_seeds((ours, theirs))
         return (tuple(ours[s] for s in both), tuple(theirs[s] for s in both)) if len(both) >= 2 else None
 
 
@@ -202,6 +209,7 @@ class Table:
         self.ambiguous: dict[str, str] = {}
         """What `find` left out: the two files that differ, and how a selector found both."""
         self._settings_keys: dict[int, str] = {}
+        self._derived: dict[object, Any] = {}
 
     @cached_property
     def evidence(self) -> Mapping[str, tuple[StoredCell, ...]]:
@@ -314,6 +322,25 @@ class Table:
         """The values alone."""
         selection = self.select(selector)
         return None if selection is None else selection.sample
+
+
+def derived(make: Callable[Concatenate[Table, P], T]) -> Callable[Concatenate[Table, P], T]:
+    """A function of a table whose result is kept with the table, once for the same arguments.
+
+    >>> table, factors_of = Table([]), derived(lambda table, name: print("computes", name))
+    >>> factors_of(table, "gap"), factors_of(table, "gap")
+    computes gap
+    (None, None)
+    """
+
+    @wraps(make)
+    def look_up(table: Table, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        key = (make, args, *kwargs.items())
+        if key not in table._derived:
+            table._derived[key] = make(table, *args, **kwargs)
+        return table._derived[key]  # type: ignore[no-any-return]
+
+    return look_up
 
 
 def _without(settings: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:

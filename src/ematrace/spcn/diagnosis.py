@@ -2,7 +2,7 @@
 
 "The activation at time t is dominated by the feedforward projection of the current input token" (the paper, line 171).
 Here a level's input is what W_ff projects to it: the word for L0, the state below for the others. Its code is what the
-state would be if nothing else drove it.
+state would be if nothing else drove it. Everything is measured in the forward direction.
 """
 
 from __future__ import annotations
@@ -19,9 +19,6 @@ from ematrace.spcn.reference import Vector, reference_of, top_k
 Floats = npt.NDArray[np.floating]
 Texts = Sequence[Sequence[str]]
 
-DOMINATED = 0.5
-"""In a network that line 171 describes, more than this share of a state's power lies along the code of its input."""
-
 
 @dataclass(frozen=True)
 class LevelStates:
@@ -37,17 +34,16 @@ class LevelStates:
     """Share of the level's units that were active at least once, at any word."""
 
 
-def diagnose_states(model: SPCN, sentences: Texts, side: str = "forward") -> list[LevelStates]:
+def diagnose_states(model: SPCN, sentences: Texts) -> list[LevelStates]:
     """One entry for each level of a fitted network."""
-    states = [model.encode(sentences, f"l{level}@{side}") for level in range(len(model.widths))]
+    states = [model.encode(sentences, f"l{level}@forward") for level in range(len(model.widths))]
     words = np.array([model.vocabulary_[word] for sentence in sentences for word in sentence])
     ends = np.cumsum([len(sentence) for sentence in sentences])
-    edge = np.zeros(len(words), bool)
-    edge[(ends - 1) if side == "backward" else (ends - [len(s) for s in sentences])] = True
-    before = np.arange(len(words)) + (1 if side == "backward" else -1)
-    later = np.flatnonzero(~edge)
+    first = np.zeros(len(words), bool)
+    first[ends - [len(s) for s in sentences]] = True
+    later = np.flatnonzero(~first)
     found = []
-    for level, (x, W) in enumerate(zip(states, model.W_ff(side), strict=True)):
+    for level, (x, W) in enumerate(zip(states, model.W_ff(), strict=True)):
         drive = W.T[words] if level == 0 else states[level - 1] @ W.T
         codes = np.maximum([top_k(row, model.ks_[level]) for row in drive], 0.0)
         to_input = cosines(x[later], codes[later])
@@ -55,7 +51,7 @@ def diagnose_states(model: SPCN, sentences: Texts, side: str = "forward") -> lis
             LevelStates(
                 to_input=float(to_input.mean()),
                 input_share=float((to_input**2).mean()),
-                to_previous=float(cosines(x[later], x[before[later]]).mean()),
+                to_previous=float(cosines(x[later], x[later - 1]).mean()),
                 units_used=float((x != 0).any(axis=0).mean()),
             )
         )
@@ -68,17 +64,17 @@ def cosines(a: Floats, b: Floats) -> Floats:
     return np.asarray((a * b).sum(axis=1) / np.where(lengths > 0, lengths, 1))
 
 
-def drive_shares(model: SPCN, sentences: Texts, side: str = "forward") -> list[dict[str, float]]:
+def drive_shares(model: SPCN, sentences: Texts) -> list[dict[str, float]]:
     """For each level, the share of each term of Eq. 1 in the drive of the settled state, along that state.
 
     Over all words but the first of each sentence. The shares sum to 1; a negative one works against the state.
     Computed by the dense reference, so a hundred sentences take seconds.
     """
-    reference = reference_of(model, side)
+    reference = reference_of(model)
     sums: list[dict[str, float]] = [{} for _ in model.widths]
     for sentence in sentences:
         reference.start_sentence()
-        for place, word in enumerate(reversed(sentence) if side == "backward" else sentence):
+        for place, word in enumerate(sentence):
             one_hot: Vector = reference.one_hot(model.vocabulary_[word])
             reference.settle(one_hot)
             for level, total in enumerate(sums):
@@ -89,7 +85,7 @@ def drive_shares(model: SPCN, sentences: Texts, side: str = "forward") -> list[d
     return [{name: value / sum(total.values()) for name, value in total.items()} for total in sums]
 
 
-def precision_in_range(model: SPCN, sentences: Texts, side: str = "forward", every: int = 50) -> list[float]:
+def precision_in_range(model: SPCN, sentences: Texts, every: int = 50) -> list[float]:
     """Learn the sentences, and for each level the share of units and moments with pi_min < π < pi_max.
 
     The moments are after each `every` sentences. The top level has nothing above it to predict it: its precision is 1.
@@ -98,5 +94,5 @@ def precision_in_range(model: SPCN, sentences: Texts, side: str = "forward", eve
     for start in range(0, len(sentences), every):
         model.partial_fit(sentences[start : start + every])
         low, high = (np.asarray(bound, model.dtype) for bound in (model.pi_min, model.pi_max))
-        inside.append([float(((low < pi) & (pi < high)).mean()) for pi in model.precision(side)])
+        inside.append([float(((low < pi) & (pi < high)).mean()) for pi in model.precision()])
     return [float(share) for share in np.mean(inside, axis=0)]

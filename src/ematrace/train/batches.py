@@ -22,6 +22,7 @@ from ematrace.text.order import sequences_at
 from ematrace.text.streamed import starts_after
 
 Ids = NDArray[np.int64]
+STEPS_AHEAD = 2
 
 
 class Windows(Protocol):
@@ -85,8 +86,8 @@ class StepBatch:
     position: Mapping[str, Any]
 
 
-def read_ahead(batches: Batches, steps: range, share: range, depth: int = 2) -> Generator[StepBatch]:
-    """The batches of `steps`; a background thread assembles `depth` of them in advance."""
+def read_ahead(batches: Batches, steps: range, share: range) -> Generator[StepBatch]:
+    """The batches of `steps`; a background thread assembles STEPS_AHEAD of them in advance."""
 
     def assemble_step(step: int) -> StepBatch:
         return StepBatch(list(batches.micro_batches(step, share)), batches.position())
@@ -96,7 +97,7 @@ def read_ahead(batches: Batches, steps: range, share: range, depth: int = 2) -> 
     try:
         for step in steps:
             waiting.append(thread.submit(assemble_step, step))
-            if len(waiting) > depth:
+            if len(waiting) > STEPS_AHEAD:
                 yield waiting.popleft().result()
         while waiting:
             yield waiting.popleft().result()

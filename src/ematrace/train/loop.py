@@ -18,6 +18,7 @@ import torch
 
 from ematrace.files import write_atomically
 from ematrace.models.flops import flops_per_token
+from ematrace.results.provenance import commit_of_copy
 from ematrace.sharing import shared_processors
 from ematrace.text import open_source
 from ematrace.text.held_out import HeldOut
@@ -75,6 +76,7 @@ def train(config: TrainConfig, *, display: Display | None = None) -> TrainSummar
 
 def _refuse_before_work(config: TrainConfig, recipe: Recipe, world: World) -> None:
     """What cannot work is found out before text is read, a tokenizer trained and files written."""
+    commit_of_copy()
     for spec in (config.data, config.validation):
         if spec is not None:
             open_source(spec)

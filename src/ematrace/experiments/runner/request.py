@@ -9,10 +9,10 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
 
+from ematrace.results.provenance import commit_of_copy
 from ematrace.results.store import LOCAL
 
 ROBUSTNESS = "robustness"
-ENGINES = ("local", "ray")
 
 
 def _option(default: Any, help: str) -> Any:
@@ -55,12 +55,13 @@ class Request:
     dry_run: bool = _option(False, "Only list what would run, how long it would take and what is missing.")
 
     def check(self) -> None:
-        """ValueError for what no request can mean."""
+        """ValueError for what no request can mean, and for a commit that no result may carry."""
         for name in ("seeds", "jobs", "per_gpu"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"--{name.replace('_', '-')} is {value}; it must be at least 1")
         _ = self.part
+        commit_of_copy()  # now, not when hours of measuring are to be written
 
     def words(self) -> list[str]:
         """What a command line says to mean this request, but for --dry-run.

@@ -9,7 +9,7 @@ from statistics import median
 
 from markupsafe import Markup
 
-from ematrace.analysis.gap import SPREAD, Chain, Outcome, Ratio, RecallShare, Step
+from ematrace.analysis.gap import Chain, Outcome, Ratio, RecallShare, Step
 from ematrace.analysis.gap_closure import Closure
 from ematrace.analysis.gap_design import (
     ATTENTION,
@@ -22,7 +22,8 @@ from ematrace.analysis.gap_design import (
     SPLIT_NAMES,
     ArmFactors,
 )
-from ematrace.analysis.gap_scores import EXPERIMENT, TEXTS, TOY
+from ematrace.analysis.gap_scores import EXPERIMENT, TOY
+from ematrace.analysis.plan import MARGIN, TEXTS
 from ematrace.report.data import ReportData
 from ematrace.report.formatting import interval, listed, number, over_seeds, p_value, plural, with_interval
 from ematrace.report.gap import (
@@ -93,7 +94,7 @@ RANGES = {
 }
 UNITS = {"distance": "back", "pair_count": "times"}
 CLOSES = (
-    f"The chain closes where the difference's 95% interval (Welch) lies within ±{number(SPREAD)} nats, and does not "
+    f"The chain closes where the difference's 95% interval (Welch) lies within ±{number(MARGIN)} nats, and does not "
     "close where it excludes 0 and is not within."
 )
 TOY_NOTE = (

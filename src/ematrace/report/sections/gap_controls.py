@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from ematrace.analysis.gap_causes import GradientsAt, build_gradients, is_misleading
 from ematrace.analysis.gap_scores import MAIN
+from ematrace.analysis.gap_straight_through import GradientsAt, build_gradients, is_misleading
 from ematrace.report.charts import Line, line_chart, measured_points
 from ematrace.report.data import ReportData
 from ematrace.report.formatting import number

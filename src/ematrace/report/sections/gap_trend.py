@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 from ematrace.analysis.gap_scores import EXPERIMENT
-from ematrace.analysis.gap_trend import COMPONENTS, CONTRASTS, FROM_MAIN, LEAST_SEEDS, Contrast, build_trend
+from ematrace.analysis.gap_trend import COMPONENTS, CONTRASTS, FROM_MAIN, Contrast, build_trend
+from ematrace.analysis.plan import LEAST_SEEDS
 from ematrace.report.charts import Line, LineChart, Point, linear_axis, log_axis
 from ematrace.report.formatting import millions, number, over_seeds
 from ematrace.report.gap import nats_text, share_text

@@ -9,12 +9,11 @@ from typing import Literal
 from ematrace.analysis.gap_design import ATTENTION, EMA, SPEN, ArmFactors, corner
 from ematrace.analysis.gap_scores import GapScores, Run, runs_of
 from ematrace.analysis.gap_trend import MASKED
-from ematrace.results import Sample, Table
+from ematrace.analysis.plan import LEAST_SEEDS, MARGIN
+from ematrace.results import Sample, Table, common_seeds
 
 SECOND = "gap_second"
 ELSEWHERE = ("gap_sizes", "gap_units")  # have arms that `gap` lacks; where both have a run, the last one's counts
-MARGIN = 0.05  # nats, docs/analysis-plan.md
-FEWEST = 3  # seeds
 _DIRECT = {"residual"}  # moved: traces with a direct residual
 STEPS = {
     "attention with rope, not traces": (EMA, ATTENTION),
@@ -37,7 +36,7 @@ class Agreement:
     def verdict(self) -> Literal["agree", "differ", "undecided", "too few seeds"]:
         """By the 95% interval over seeds: inside the margin, outside, or neither."""
         ends = self.difference.interval
-        if len(self.difference.values) < FEWEST or ends is None:
+        if len(self.difference.values) < LEAST_SEEDS or ends is None:
             return "too few seeds"
         low, high = ends
         if low > -MARGIN and high < MARGIN:
@@ -67,8 +66,7 @@ class StepTwice:
 
     @property
     def difference(self) -> Sample:
-        pairs = zip(self.first.values, self.second.values, strict=True)
-        return Sample(tuple(theirs - ours for ours, theirs in pairs))
+        return self.second - self.first
 
 
 def steps_twice(table: Table, scores: GapScores, text: str) -> list[StepTwice]:
@@ -78,7 +76,7 @@ def steps_twice(table: Table, scores: GapScores, text: str) -> list[StepTwice]:
     for name, ends in STEPS.items():
         first = {arm: _first_runs(table, scores, arm, runs.get(arm, {})) for arm in ends}
         before, after = (_both(first[arm], runs.get(arm, {}), (text, "all")) for arm in ends)
-        if len(seeds := sorted(before.keys() & after.keys())) > 1:
+        if len(seeds := common_seeds((before, after))) > 1:
             samples = (Sample(tuple(before[seed][i] - after[seed][i] for seed in seeds)) for i in (0, 1))
             found.append(StepTwice(name, *samples))
     return found
@@ -107,7 +105,7 @@ def _alike(one: Run, other: Run) -> bool:
 def _both(first: Mapping[int, Run], second: Mapping[int, Run], part: tuple[str, str]) -> dict[int, tuple[float, float]]:
     """By seed the nats of both, where they can be compared."""
     values = {}
-    for seed in sorted(first.keys() & second.keys()):
+    for seed in common_seeds((first, second)):
         one, other = first[seed], second[seed]
         ours, theirs = (run.nats.get(part) for run in (one, other))
         if not _alike(one, other) or ours is None or theirs is None:

@@ -1,11 +1,11 @@
-"""Why attention over the inputs may not help inside SPEN's block, and whether the straight-through gradient misleads.
+"""Why attention over the inputs may not help inside SPEN's block.
 
 The rules are those of docs/analysis-plan.md, written before the cells existed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import product
 from typing import TypeVar
@@ -13,17 +13,14 @@ from typing import TypeVar
 import numpy as np
 
 from ematrace.analysis.gap_scores import MAIN, Values
-from ematrace.results import Sample, Selection, Table
+from ematrace.results import Sample, Table, common_seeds
 from ematrace.results.schema import Factor
 from ematrace.results.select import Selector
 
-PREDICTORS, GRADIENTS = "gap_predictors", "gap_straight_through"
+PREDICTORS = "gap_predictors"
 SWITCHES = {"query": ("slow_trace", "input"), "values": ("as_read", "normalised"), "residual": ("ffn", "direct")}
 """As SPEN's block has it, and as a transformer does."""
 SMALLEST_EFFECT = 0.02  # nats
-MISLEADING = 0.5  # cosine to the true gradient
-LAST = 4  # measured steps that decide
-LEAST_SEEDS = 3
 
 Key = TypeVar("Key")
 Setting = tuple[str, str, str]
@@ -50,7 +47,7 @@ class Switches:
         return tuple(n for n, mean, ends in found if ends is not None and ends[0] > 0 and mean > SMALLEST_EFFECT)
 
 
-def build_switches(table: Table, text: str, size: str = MAIN, part: str = "all") -> Switches | None:
+def build_switches(table: Table, text: str, part: str = "all") -> Switches | None:
     """None where an arm is missing, has other settings than the others, or no seed in common with them.
 
     Of a part of the tokens, such as `recall` and `other`, the contribution to the nats of all, so that parts add up.
@@ -65,10 +62,10 @@ def build_switches(table: Table, text: str, size: str = MAIN, part: str = "all")
             for setting in settings
         },
     }
-    of_text: dict[str, Factor] = {"size": size, "ffn": "dense", "width": "matched", "text": text, "slice": part}
+    of_text: dict[str, Factor] = {"size": MAIN, "ffn": "dense", "width": "matched", "text": text, "slice": part}
     found = {key: table.find(Selector(PREDICTORS, "nats", {**where, **of_text})) for key, where in arms.items()}
     selected = {key: selection for key, selection in found.items() if selection is not None}
-    seeds = _common_seeds(selected.values())
+    seeds = common_seeds(one.seeds for one in selected.values())
     if len(selected) < len(arms) or not seeds:
         return None
     first, *others = selected.values()
@@ -81,7 +78,7 @@ def build_switches(table: Table, text: str, size: str = MAIN, part: str = "all")
         if n is None or not of_all:
             return None
         share = n / of_all
-    nats = {key: share * _values(selection, seeds) for key, selection in selected.items()}
+    nats = {key: share * np.array(selection.on(seeds).sample.values) for key, selection in selected.items()}
     gains = {(q, v, path): nats["static", path] - nats[q, v, path] for q, v, path in settings}
     mixers = {path: nats["static", path] - nats["mixer", path] for path in paths}
     effects = {name: _effect(gains, place) for place, name in enumerate(SWITCHES)}
@@ -95,65 +92,6 @@ def _effect(gains: Mapping[Setting, Values], place: int) -> Values:
         for level in list(SWITCHES.values())[place]
     )
     return np.asarray(on - off)
-
-
-@dataclass(frozen=True)
-class GradientsAt:
-    """Both gradients of the cross-entropy at one step, all parameters."""
-
-    step: int
-    cosine: Sample
-    norm_ratio: Sample
-    """Straight-through over true."""
-    halves: Sample
-    """Cosine between the true gradients of two halves of the text."""
-    dead_units: Sample
-    usage_entropy: Sample
-    nats: Sample
-
-    @property
-    def misleads(self) -> bool | None:
-        """On every seed; one that does not is enough to deny it.
-
-        None where one has no value, or where all do that are fewer than LEAST_SEEDS.
-        """
-        seeds = len(self.cosine.values)
-        if not seeds or len(self.halves.values) != seeds or not (self.cosine.known and self.halves.known):
-            return None
-        pairs = zip(self.cosine.values, self.halves.values, strict=True)
-        found = all(cosine < min(MISLEADING, halves) for cosine, halves in pairs)
-        return None if found and seeds < LEAST_SEEDS else found
-
-
-def build_gradients(table: Table, ffn: str, load_balance: float, size: str = MAIN) -> tuple[GradientsAt, ...]:
-    """During the training of one arm; empty without cells."""
-    arm: dict[str, Factor] = {"ffn": ffn, "load_balance": load_balance, "size": size, "part": "all"}
-    steps = table.values_of(GRADIENTS, "step", **arm)
-    return tuple(_gradients_at(table, {**arm, "step": step}) for step in sorted(int(step) for step in steps))
-
-
-def _gradients_at(table: Table, where: Mapping[str, Factor]) -> GradientsAt:
-    names = ("cosine", "norm_ratio", "masked_cosine_of_halves", "dead_units", "usage_entropy", "nats")
-    found = [table.find(Selector(GRADIENTS, name, where)) for name in names]
-    return GradientsAt(int(where["step"]), *(Sample(()) if one is None else one.sample for one in found))
-
-
-def is_misleading(steps: Iterable[GradientsAt]) -> bool | None:
-    """At the last steps; None where fewer were measured, or where too few seeds say so."""
-    found = [at.misleads for at in sorted(steps, key=lambda at: at.step)[-LAST:]]
-    if len(found) < LAST:
-        return None
-    return False if False in found else None if None in found else True
-
-
-def _common_seeds(selections: Iterable[Selection]) -> tuple[int, ...]:
-    seeds = [set(selection.seeds) for selection in selections]
-    return tuple(sorted(set.intersection(*seeds))) if seeds else ()
-
-
-def _values(selection: Selection, seeds: Iterable[int]) -> Values:
-    by_seed = dict(zip(selection.seeds, selection.sample.values, strict=True))
-    return np.array([by_seed[seed] for seed in seeds])
 
 
 def _samples(values: Mapping[Key, Values]) -> dict[Key, Sample]:
