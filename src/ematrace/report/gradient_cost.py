@@ -153,6 +153,7 @@ def gradient_sentence(data: ReportData) -> str:
 
 def verdict_text(verdict: UnitsVerdict) -> str:
     """
+    >>> from ematrace.results import Sample
     >>> few = GradientCost("gap_units", 2e6, 128, 512, 31, 60.0, Sample((0.8, 0.9, 1.0)), (0, 1, 2))
     >>> many = GradientCost("gap_units", 5e6, 128, 3072, 184, 26.0, Sample((0.2, 0.25, 0.2)), (0, 1, 2))
     >>> print(verdict_text(judge_units([few, many])).replace("; it", ";\\nit").replace(": u", ":\\nu"))
@@ -170,6 +171,7 @@ def verdict_text(verdict: UnitsVerdict) -> str:
 
 def kept_text(name: str, verdict: KeptVerdict) -> str:
     """
+    >>> from ematrace.results import Sample
     >>> usual = GradientCost("gap_units", 5e6, 128, 3072, 184, 26.0, Sample((0.2, 0.25, 0.2)), (0, 1, 2))
     >>> few = GradientCost("gap_kept", 5e6, 128, 3072, 31, 26.0, Sample((2.0, 2.25, 2.1)), (0, 1, 2))
     >>> print(kept_text("kept", judge_kept([usual, few])["kept"]).replace(": u", ":\\nu"))
