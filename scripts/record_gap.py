@@ -54,7 +54,7 @@ SWITCHED = ("size=2m", "ffn=dense", "reads=inputs", "predictor=softmax", "predic
 TRACKS: Mapping[str, tuple[Stage, ...]] = {
     "chain": (Stage("gap_rates", sweep=True), Stage("gap")),
     "kept": (Stage("gap_kept"),),
-    "halves": (Stage("gap_halves"),),
+    "halves": (Stage("gap_halves_2m"),),
     "units": (Stage("gap_units"),),
     "7m-gpt2": _swept("size=7m", "block=gpt2"),
     "30m": _swept("size=30m", "context=ema_error", "ffn=topk_ste"),

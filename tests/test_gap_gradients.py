@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from ematrace.experiments import gap_all_units, gap_halves, gap_straight_through
+from ematrace.experiments import gap_all_units, gap_halves, gap_halves_2m, gap_straight_through
 from ematrace.experiments.base import Context
 from ematrace.experiments.gap_rates import UNBALANCED
 from ematrace.experiments.gap_straight_through import compare_gradients, cosine, evenly, gradient, length, model_after
@@ -209,10 +209,10 @@ def test_the_three_gradients_are_measured_while_two_arms_train(tmp_path: Path) -
 
 
 def test_halves_are_four_gradients_of_one_block() -> None:
-    for scale, size in (("gpu", "2m"), ("cpu", "small")):
-        points = gap_halves.EXPERIMENT.points(scale, 3)
-        resolved = gap_halves.EXPERIMENT.resolve_settings(points[0], gap_halves.EXPERIMENT.settings)
-        assert resolved["tokens"] == {"gpu": 117_440_512, "cpu": 1_638_400}[scale]
+    for module, size, tokens in ((gap_halves_2m, "2m", 117_440_512), (gap_halves, "small", 1_638_400)):
+        points = module.EXPERIMENT.points(module.EXPERIMENT.scale("gpu"), 3)
+        resolved = module.EXPERIMENT.resolve_settings(points[0], module.EXPERIMENT.settings)
+        assert resolved["tokens"] == tokens
         assert len(points) == 4 * 3 * 3
         assert {point.factors["size"] for point in points} == {size}
         fixed = {name: value for name, value in asdict(UNBALANCED).items() if name != "ffn"}
