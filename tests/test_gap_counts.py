@@ -14,9 +14,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ematrace.analysis.gap_design import SPEN
 from ematrace.experiments import gap_task
 from ematrace.experiments.base import Context
-from ematrace.experiments.gap_task import SPEN, measure_arm
+from ematrace.experiments.gap_task import measure_arm
 from ematrace.experiments.recall import PairCounts
 from ematrace.text import PackedTokens, pack, train_bpe
 from test_gap import TINY

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 import torch
 
+from ematrace.analysis.gap_design import SPEN, UNBALANCED
 from ematrace.experiments import gap_all_units, gap_halves, gap_halves_2m, gap_straight_through
 from ematrace.experiments.base import Context
-from ematrace.experiments.gap_rates import UNBALANCED
 from ematrace.experiments.gap_straight_through import compare_gradients, cosine, evenly, gradient, length, model_after
-from ematrace.experiments.gap_task import SPEN, train_arm
+from ematrace.experiments.gap_task import train_arm
 from ematrace.models.block import Block
 from ematrace.results import Row
 from ematrace.spen import SpenConfig, SpenForCausalLM
@@ -230,8 +230,10 @@ def test_halves_are_trained_with_their_own_gradient(tmp_path: Path) -> None:
     ctx, whole = context(tmp_path), {"text": "validation", "slice": "all"}
     found = set()
     for ffn in gap_halves.GRADIENTS:
-        rows = gap_halves.measure(ctx, **asdict(replace(UNBALANCED, ffn=ffn)), size="toy", lr=0.004)
+        rows = gap_halves.EXPERIMENT.measure(ctx, **asdict(replace(UNBALANCED, ffn=ffn)), size="toy", lr=0.004)
         found.add(next(row.metrics["nats"].value for row in rows if row.factors == whole))
     assert len(found) == len(gap_halves.GRADIENTS)
-    rows = gap_halves.measure(ctx, **asdict(replace(UNBALANCED, ffn=gap_halves.GRADIENTS[0])), size="toy", lr=0.016)
+    rows = gap_halves.EXPERIMENT.measure(
+        ctx, **asdict(replace(UNBALANCED, ffn=gap_halves.GRADIENTS[0])), size="toy", lr=0.016
+    )
     assert next(row.metrics["nats"].value for row in rows if row.factors == whole) not in found  # at another rate

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 
+from ematrace.analysis.gap_design import MASKED
 from ematrace.experiments import gap_start
 from ematrace.experiments.base import Context
 from ematrace.experiments.gap_kept import KeptArm
-from ematrace.experiments.gap_sizes import MASKED
 from ematrace.experiments.gap_task import build_arm, tokenizer_folder, training_text
 
 SETTINGS = {"vocab_size": 300, "length": 16, "windows": 8}

@@ -24,17 +24,16 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from ematrace.analysis.gap_design import ATTENTION, DECISIVE, GPT2, SPEN, Arm
 from ematrace.baselines.language import UNIGRAM, Unigram
 from ematrace.evaluation import score_rows
 from ematrace.experiments.base import Context, Experiment, Point, number
-from ematrace.experiments.gap_sizes import ATTENTION, DECISIVE, GPT2, rate_at
 from ematrace.experiments.gap_task import (
     CURVE,
     SCORED_AT_ONCE,
     SETTINGS,
-    SPEN,
-    Arm,
     ScoredText,
+    arm_points,
     budget_of,
     build_arm,
     matched_width,
@@ -59,18 +58,12 @@ END_OF_PASS = 0.1  # share of a pass's steps
 def grid(scale: str, seeds: int) -> Iterable[Point]:
     """Arms whose rate was chosen; without a GPU toys, which show that it runs."""
     if scale != "gpu":
-        yield from (_point(arm, "toy", budget, 4e-3, 0) for arm, budget in ((SPEN, "tokens"), (GPT2, "flops")))
+        yield from arm_points((SPEN,), "toy", 0, budget="tokens")
+        yield from arm_points((GPT2,), "toy", 0, budget="flops")
         return
     for seed in range(seeds):
         for budget, arms in (("tokens", DECISIVE), ("flops", TRANSFORMERS), ("tokens", (GPT2_SMALL,))):
-            for arm in arms:
-                lr = rate_at(arm, "130m")
-                if lr is not None:
-                    yield _point(arm, "130m", budget, lr, seed)
-
-
-def _point(arm: Arm, size: str, budget: str, lr: float, seed: int) -> Point:
-    return Point({**asdict(arm), "size": size, "budget": budget, "lr": lr}, seed)
+            yield from arm_points(arms, "130m", seed, budget=budget)
 
 
 def budget_in_tokens(point: Point, settings: Mapping[str, Any]) -> Mapping[str, Any]:

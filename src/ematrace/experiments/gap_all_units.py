@@ -17,8 +17,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from ematrace.analysis.gap_design import UNBALANCED, Arm
 from ematrace.experiments.base import Context, Experiment, Point, number
-from ematrace.experiments.gap_rates import UNBALANCED
 from ematrace.experiments.gap_straight_through import (
     BATCH,
     MEASURED,
@@ -29,7 +29,7 @@ from ematrace.experiments.gap_straight_through import (
     model_after,
     parts_of,
 )
-from ematrace.experiments.gap_task import SETTINGS, TRAINING, Arm, budget_of, score, text_to_score, train_arm
+from ematrace.experiments.gap_task import SETTINGS, TRAINING, budget_of, score, text_to_score, train_arm
 from ematrace.experiments.recall import Ids
 from ematrace.models.block import Block
 from ematrace.results import Row

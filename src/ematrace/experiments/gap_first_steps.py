@@ -9,16 +9,15 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from ematrace.analysis.gap_design import MASKED, SPEN, Arm
 from ematrace.experiments.base import Context, Experiment, Point, number
-from ematrace.experiments.gap_rates import RATES
-from ematrace.experiments.gap_sizes import MASKED, rate_at
-from ematrace.experiments.gap_task import CURVE, SETTINGS, SPEN, TRAINING, Arm, budget_of, train_arm
+from ematrace.experiments.gap_task import CURVE, SETTINGS, TRAINING, arm_points, budget_of, train_arm
 from ematrace.results import Row
 
 STEPS = {"toy": 8, "2m": CURVE}  # as many as the first point of a recorded curve is the mean of
@@ -31,12 +30,10 @@ class _EnoughError(Exception):
 def grid(scale: str, seeds: int) -> Iterable[Point]:
     """Without a GPU, unless cores are to stand in for it, one toy, which shows that it runs."""
     if scale != "gpu":
-        yield Point({**asdict(MASKED), "size": "toy", "lr": RATES[0]}, 0)
+        yield from arm_points((MASKED,), "toy", 0)
         return
     for seed in range(seeds):
-        for arm in (SPEN, MASKED):
-            if (lr := rate_at(arm, "2m")) is not None:
-                yield Point({**asdict(arm), "size": "2m", "lr": lr}, seed)
+        yield from arm_points((SPEN, MASKED), "2m", seed)
 
 
 def measure(ctx: Context, *, size: str, lr: float, **arm: Any) -> list[Row]:

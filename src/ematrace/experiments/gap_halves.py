@@ -12,12 +12,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, replace
-from typing import Any
 
-from ematrace.experiments.base import Context, Experiment, Point
-from ematrace.experiments.gap_rates import UNBALANCED
-from ematrace.experiments.gap_task import SETTINGS, Arm, budget_of, measure_arm
-from ematrace.results import Row
+from ematrace.analysis.gap_design import UNBALANCED
+from ematrace.experiments.base import Point
+from ematrace.experiments.gap_task import arm_experiment
 
 GRADIENTS = ("topk_masked", "topk_ste_weights", "topk_ste_through", "topk_ste")
 # The best rate at `2m` of the true gradient, half of that of the straight-through one, and all of it.
@@ -35,18 +33,12 @@ def grid(scale: str, seeds: int) -> Iterable[Point]:
     return points_at("small", seeds)
 
 
-def measure(ctx: Context, *, size: str, lr: float, **arm: Any) -> list[Row]:
-    return measure_arm(ctx, Arm(**arm), size, lr)
-
-
-EXPERIMENT = Experiment(
+EXPERIMENT = arm_experiment(
     "gap_halves",
     "The straight-through gradient in two halves",
-    grid=grid,
-    measure=measure,
-    data="builtin",
-    settings=SETTINGS,
-    derived=budget_of,
+    grid,
+    needs="cpu",
     seeds=3,
     seconds=75,
+    seconds_of=None,
 )

@@ -8,20 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ematrace.experiments.base import Experiment, Point
-from ematrace.experiments.gap_halves import measure, points_at
-from ematrace.experiments.gap_task import ARM_FIELDS
+from ematrace.experiments.base import Point
+from ematrace.experiments.gap_halves import points_at
+from ematrace.experiments.gap_task import arm_experiment
 
 
 def grid(scale: str, seeds: int) -> Iterable[Point]:
     return points_at("2m", seeds)
 
 
-EXPERIMENT = Experiment(
+EXPERIMENT = arm_experiment(
     "gap_halves_2m",
     "The straight-through gradient in two halves, at 1.9M parameters",
-    grid=grid,
-    measure=measure,
+    grid,
+    needs="gpu",
     seeds=3,
-    **{**ARM_FIELDS, "needs": "gpu"},
 )

@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from ematrace.analysis.gap_design import Arm
 from ematrace.experiments.base import Context, Experiment, Point, number
 from ematrace.experiments.gap_predictors import (
     BLOCKS,
@@ -31,7 +32,6 @@ from ematrace.experiments.gap_predictors import (
 from ematrace.experiments.gap_straight_through import evenly
 from ematrace.experiments.gap_task import (
     SETTINGS,
-    Arm,
     budget_of,
     score,
     text_to_score,

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -21,16 +21,13 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from ematrace.analysis.gap_design import SIZES
+from ematrace.analysis.gap_design import ATTENTION, EMA, MASKED, SIZES, SPEN, WITHOUT_POSITIONS, Arm
 from ematrace.experiments.base import Context, Device, Experiment, Point, number
-from ematrace.experiments.gap_rates import RATES
-from ematrace.experiments.gap_sizes import MASKED, rate_at
 from ematrace.experiments.gap_task import (
     SCORED_AT_ONCE,
     SETTINGS,
-    SPEN,
     TRAINING,
-    Arm,
+    arm_points,
     budget_of,
     matched_width,
     scored_rows,
@@ -46,16 +43,8 @@ from ematrace.text.order import sequences_at
 TRACES = (0.5, 0.1, 0.02)  # rates
 STD = 0.02  # of the initial weights
 KEPT = 0.06  # share of the units that top-k keeps
-ARMS = (
-    Arm("ema"),
-    Arm("ema", ffn="topk_ste"),
-    Arm("ema", ffn="topk_masked"),
-    Arm("attention"),
-    Arm("attention", "rope"),
-    SPEN,
-    MASKED,
-)
-TOYS = (Arm("ema"), SPEN)
+EMA_TOPK = (replace(EMA, ffn="topk_ste"), replace(EMA, ffn="topk_masked"))
+ARMS = (EMA, *EMA_TOPK, WITHOUT_POSITIONS, ATTENTION, SPEN, MASKED)
 
 
 def traces(x: Tensor) -> list[Tensor]:
@@ -199,12 +188,11 @@ class LanguageModel(nn.Module):
 
 def grid(scale: str, seeds: int) -> Iterable[Point]:
     """Without a GPU toys, which show that it runs."""
-    arms, size = (ARMS, "2m") if scale == "gpu" else (TOYS, "toy")
-    for seed in range(seeds if scale == "gpu" else 1):
-        for arm in arms:
-            lr = rate_at(arm, "2m") if scale == "gpu" else RATES[0]
-            if lr is not None:
-                yield Point({**asdict(arm), "size": size, "lr": lr}, seed)
+    if scale != "gpu":
+        yield from arm_points((EMA, SPEN), "toy", 0)
+        return
+    for seed in range(seeds):
+        yield from arm_points(ARMS, "2m", seed)
 
 
 def measure(ctx: Context, *, size: str, lr: float, **factors: Any) -> list[Row]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -19,16 +18,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ematrace.analysis.gap_design import SPEN, TRUE_GRADIENT, UNBALANCED, Arm
 from ematrace.experiments.base import Context, Experiment, Point, number
-from ematrace.experiments.chosen_rates import chosen_rate
-from ematrace.experiments.gap_rates import RATES, UNBALANCED
 from ematrace.experiments.gap_task import (
     SCORED_AT_ONCE,
     SETTINGS,
-    SPEN,
     TRAINING,
-    Arm,
     TrainedArm,
+    arm_points,
     budget_of,
     score,
     seconds_of,
@@ -46,7 +43,6 @@ from ematrace.train.checkpoints import checkpoint_name
 from ematrace.train.models import build_model
 from ematrace.train.state import seed_everything
 
-ARMS = (SPEN, UNBALANCED, replace(UNBALANCED, ffn="topk_masked"))
 PARTS = 28  # of the training, with a checkpoint after each
 BATCH = 64  # windows that a gradient is computed on, as many as in a step of training
 MEASURED = (0, 1, 2, 4, 8, 14, 20)  # after so many parts, and at the end
@@ -57,13 +53,11 @@ Gradient = Mapping[str, Tensor]
 
 def grid(scale: str, seeds: int) -> Iterable[Point]:
     """Arms whose rate was chosen; without a GPU one toy, which shows that it runs."""
-    arms, size = (ARMS, "2m") if scale == "gpu" else (ARMS[:1], "toy")
-    for seed in range(seeds if scale == "gpu" else 1):
-        for arm in arms:
-            factors = {**asdict(arm), "size": size}
-            lr = chosen_rate("gap_rates", factors) if scale == "gpu" else RATES[0]
-            if lr is not None:
-                yield Point({**factors, "lr": lr}, seed)
+    if scale != "gpu":
+        yield from arm_points((SPEN,), "toy", 0)
+        return
+    for seed in range(seeds):
+        yield from arm_points((SPEN, UNBALANCED, TRUE_GRADIENT), "2m", seed)
 
 
 def settings_of(point: Point, settings: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -8,26 +8,26 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from functools import cache, partial
 from io import BytesIO
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 import torch
 from filelock import FileLock
 from numpy.typing import NDArray
 
-from ematrace.analysis import gap_design
-from ematrace.analysis.gap_design import SIZES, ArmFactors, kept_units
+from ematrace.analysis.gap_design import SIZES, SPEN, Arm
 from ematrace.analysis.rates import SELECTION
 from ematrace.baselines.language import UNIGRAM, Unigram
 from ematrace.evaluation import target_nats
-from ematrace.experiments.base import Context, Device, Point, number
+from ematrace.experiments.base import Context, Device, Experiment, Grid, Point, number
+from ematrace.experiments.chosen_rates import rate_at
 from ematrace.experiments.language_task import train_model
 from ematrace.experiments.recall import (
     RARE,
@@ -43,6 +43,7 @@ from ematrace.experiments.recall import (
 from ematrace.files import write_atomically
 from ematrace.models.block import Block
 from ematrace.results import Metric, Row
+from ematrace.results.schema import Factor
 from ematrace.text import PackedTokens, load_tokenizer, open_source, pack, train_bpe
 from ematrace.text.held_out import choose_held_out
 from ematrace.text.packing import cache_folder
@@ -51,6 +52,8 @@ from ematrace.train.checkpoints import write_folder
 from ematrace.train.data import is_streamed
 from ematrace.train.models import build_model
 from ematrace.train.run import NonFiniteLoss
+
+A = TypeVar("A", bound=Arm)
 
 GPT2_ENTRIES = 50_257  # of its tokenizer; a vocabulary of any other size is trained on the text
 _BUDGET = {
@@ -86,40 +89,6 @@ SECONDS_BESIDE: Mapping[str, float] = {"cuda": 50, "cpu": 20}  # compiling, read
 CURVE = 128  # steps per point of the training curve
 SCORED_AT_ONCE = 16_384  # tokens
 COUNTED_AT_ONCE = 2**22
-
-
-@dataclass(frozen=True)
-class Arm(ArmFactors):
-    """A point of the design, and the model that it stands for."""
-
-    def preset(self) -> str:
-        if self.block == "gpt2":
-            return "gpt2-7m"
-        return "spen-7m" if self.context == "ema_error" else "skeleton-7m"
-
-    def overrides(self, size: str, d_ff: int) -> dict[str, Any]:
-        """Fields of the model's config."""
-        of = SIZES[size]
-        if self.block == "gpt2":
-            return {"n_embd": of["d_model"], "n_layer": of["n_layers"], "n_head": of["n_heads"], "n_inner": d_ff}
-        fields: dict[str, Any] = {"d_model": of["d_model"], "n_layers": of["n_layers"], "d_ff": d_ff}
-        fields |= {"ffn": self.ffn.partition("_")[0], "residual": self.residual, "k": kept_units(d_ff)}
-        fields |= {"load_balance": self.load_balance, "residual_in_fp32": True}  # as GPT-2 has it under autocast
-        if self.ffn != "dense":
-            fields["topk_grad"] = self.ffn.partition("_")[2]
-        if self.context == "ema_error":
-            return fields | {"n_heads": of["n_heads"]}
-        learned = {"positions": "learned"} if self.positions == "learned" else {}
-        return fields | learned | {"mixer": self.context, "norm": self.norm, "mixer_options": self._mixer_options(of)}
-
-    def own_width(self, size: str) -> int | None:
-        """d_ff, where it is not matched."""
-        return SIZES[size]["d_ff"] if self.width == "fixed" else None
-
-    def _mixer_options(self, of: Mapping[str, int]) -> dict[str, Any]:
-        if "attention" not in self.context:
-            return {}
-        return {"n_heads": of["n_heads"], "positions": "rope" if self.positions == "rope" else "none"}
 
 
 def budget_of(point: Point, settings: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -161,7 +130,34 @@ def _weights(of: Mapping[str, int], units: int, vocabulary: int) -> int:
 
 
 Look = Callable[[Any, "ScoredText"], list[Row]]
-SPEN = Arm(**asdict(gap_design.SPEN))
+
+
+def arm_experiment(
+    name: str,
+    title: str,
+    grid: Grid,
+    arm: type[Arm] = Arm,
+    *,
+    sweep: bool = False,
+    look: Look = lambda model, text: [],
+    **options: Any,
+) -> Experiment:
+    """One that trains arms of a class and scores them. `sweep`: for learning rates. `options` are fields."""
+
+    def measure(ctx: Context, *, size: str, lr: float, **factors: Any) -> list[Row]:
+        chosen = arm(**{field.name: factors[field.name] for field in fields(arm)})
+        return measure_rate(ctx, chosen, size, lr) if sweep else measure_arm(ctx, chosen, size, lr, look)
+
+    return Experiment(name, title, grid=grid, measure=measure, **{**ARM_FIELDS, **options})
+
+
+def arm_points(
+    arms: Iterable[A], size: str, seed: int, rate: Callable[[A, str], float | None] = rate_at, **more: Factor
+) -> Iterator[Point]:
+    """The arms whose rate was chosen, at that rate; with `more` factors."""
+    for arm in arms:
+        if (lr := rate(arm, size)) is not None:
+            yield Point({**asdict(arm), "size": size, **more, "lr": lr}, seed)
 
 
 def measure_arm(

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -35,14 +35,12 @@ import torch
 from scipy.optimize import least_squares
 from torch import Tensor
 
+from ematrace.analysis.gap_design import ATTENTION, EMA, SPEN, Arm
 from ematrace.experiments.base import Context, Device, Experiment, Point, accuracy, number
-from ematrace.experiments.gap_rates import RATES
-from ematrace.experiments.gap_sizes import ATTENTION, EMA, rate_at
 from ematrace.experiments.gap_task import (
     SCORED_AT_ONCE,
     SETTINGS,
-    SPEN,
-    Arm,
+    arm_points,
     budget_of,
     seconds_of,
     text_to_score,
@@ -102,12 +100,11 @@ class Scores:
 def grid(scale: str, seeds: int) -> Iterable[Point]:
     """Claims are about SPEN, the others are for comparison. Without a GPU toys, which show that it runs."""
     if scale != "gpu":
-        yield from (Point({**asdict(arm), "size": "toy", "lr": RATES[0]}, 0) for arm in (EMA, ATTENTION))
+        yield from arm_points((EMA, ATTENTION), "toy", 0)
         return
     for arm, of_arm in ((SPEN, seeds), (EMA, 1), (ATTENTION, 1)):
-        lr = rate_at(arm, "2m")
-        if lr is not None:
-            yield from (Point({**asdict(arm), "size": "2m", "lr": lr}, seed) for seed in range(of_arm))
+        for seed in range(of_arm):
+            yield from arm_points((arm,), "2m", seed)
 
 
 def budget(point: Point, settings: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -9,7 +9,7 @@ from itertools import pairwise
 import numpy as np
 
 from ematrace.analysis.gap import SPREAD, Chain, Ratio, RecallShare, Shares, Step, ratio
-from ematrace.analysis.gap_design import SPEN, STEP_ENDS, ArmFactors, step_name
+from ematrace.analysis.gap_design import SPEN, STEP_ENDS, Arm, step_name
 from ematrace.analysis.gap_places import CHANGES as PLACES
 from ematrace.analysis.gap_places import build_places, context_name
 from ematrace.analysis.second import MARGIN, agreements, steps_twice
@@ -208,12 +208,12 @@ def _mixers(gap: GapData) -> Iterator[str]:
     )
 
 
-def _gaps(gap: GapData, attention: ArmFactors) -> str:
+def _gaps(gap: GapData, attention: Arm) -> str:
     """On every text."""
     return listed([with_interval(f["pair"].gap) for _, f in _recall_by_text(gap, attention) if "pair" in f])
 
 
-def _recall_by_text(gap: GapData, attention: ArmFactors) -> Iterator[tuple[str, dict[str, RecallShare]]]:
+def _recall_by_text(gap: GapData, attention: Arm) -> Iterator[tuple[str, dict[str, RecallShare]]]:
     for text in gap.scores.texts:
         yield text, {r.definition: r for r in gap.recall if (r.text, r.attention) == (text, attention)}
 

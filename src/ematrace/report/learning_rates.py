@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from ematrace.analysis.gap_design import SIZES, ArmFactors
+from ematrace.analysis.gap_design import SIZES, Arm
 from ematrace.analysis.gap_scores import MAIN, SWEEP, TOY, sweeps
 from ematrace.analysis.gap_trend import SIZE_SWEEP
 from ematrace.analysis.rates import Sweep
@@ -15,7 +15,7 @@ from ematrace.results import Table
 Rows = tuple[list[str], list[list[str]]]
 
 
-def sweeps_at(cells: Table, size: str) -> Mapping[ArmFactors, Sweep]:
+def sweeps_at(cells: Table, size: str) -> Mapping[Arm, Sweep]:
     return sweeps(cells, size, SWEEP if size == MAIN else SIZE_SWEEP)
 
 
