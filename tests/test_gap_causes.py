@@ -11,8 +11,8 @@ import pytest
 from cells_support import make_file, make_row, make_table
 from ematrace.analysis.gap_causes import GRADIENTS, PREDICTORS, build_gradients, build_switches, is_misleading
 from ematrace.analysis.gap_design import SPEN
+from ematrace.experiments.gap_gradients import MEASURED
 from ematrace.experiments.gap_predictors import ABLATION, INSIDE, WAY, PredictorArm
-from ematrace.experiments.gap_straight_through import MEASURED
 from ematrace.results import CellFile, Metric, Row, Sample, Table
 
 PLANTED = {"query": 0.3, "values": 0.1, "residual": 0.01}

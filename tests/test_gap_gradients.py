@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from ematrace.analysis.gap_design import SPEN, UNBALANCED
-from ematrace.experiments import gap_all_units, gap_halves, gap_halves_2m, gap_straight_through
+from ematrace.experiments import gap_all_units, gap_gradients, gap_halves, gap_halves_2m, gap_straight_through
 from ematrace.experiments.base import Context
-from ematrace.experiments.gap_straight_through import compare_gradients, cosine, evenly, gradient, length, model_after
+from ematrace.experiments.gap_gradients import compare_gradients, cosine, evenly, gradient, length, model_after
 from ematrace.experiments.gap_task import train_arm
 from ematrace.models.block import Block
 from ematrace.results import Row
@@ -107,7 +107,7 @@ def test_gradients_are_those_of_the_cross_entropy_of_all_windows(monkeypatch: py
     for found in (gradient(balanced, WINDOWS, "ste"), gradient(balanced.train(), WINDOWS, "ste")):
         for name, g in plain.items():
             torch.testing.assert_close(found[name], g)
-    monkeypatch.setattr(gap_straight_through, "SCORED_AT_ONCE", 3 * WINDOWS.shape[1])  # batches of 3 windows and 1
+    monkeypatch.setattr(gap_gradients, "SCORED_AT_ONCE", 3 * WINDOWS.shape[1])  # batches of 3 windows and 1
     in_parts = gradient(build(), WINDOWS, "ste")
     for name, g in plain.items():
         torch.testing.assert_close(in_parts[name], g)

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from ematrace.analysis.gap_design import Arm
 from ematrace.experiments.base import Context, Experiment, Point, number
+from ematrace.experiments.gap_gradients import evenly
 from ematrace.experiments.gap_predictors import (
     BLOCKS,
     NOTHING,
@@ -29,7 +30,6 @@ from ematrace.experiments.gap_predictors import (
     left_over,
     shares_in_context,
 )
-from ematrace.experiments.gap_straight_through import evenly
 from ematrace.experiments.gap_task import (
     SETTINGS,
     budget_of,

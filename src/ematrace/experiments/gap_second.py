@@ -32,6 +32,7 @@ from ematrace.experiments.gap_task import (
     matched_width,
     scored_rows,
     seconds_of,
+    steps_of,
     tokenizer_folder,
     training_text,
 )
@@ -216,7 +217,7 @@ def train(ctx: Context, model: LanguageModel, tokenizer: Any, lr: float) -> list
     others = [p for p in model.parameters() if p.ndim < 2]
     groups = [{"params": decayed, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}]
     optimiser = torch.optim.AdamW(groups, lr=lr, betas=(0.9, 0.95))
-    steps = settings["tokens"] // (settings["sequences"] * settings["length"])
+    steps = steps_of(settings)
     warmup = min(settings["warmup"], steps // 10)
     curve: list[Tensor] = []
     for step, ids in enumerate(batches(ctx, tokenizer, steps), start=1):

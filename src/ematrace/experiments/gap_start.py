@@ -14,8 +14,8 @@ import numpy as np
 
 from ematrace.analysis.gap_design import MASKED
 from ematrace.experiments.base import Context, Experiment, Point
+from ematrace.experiments.gap_gradients import compare_gradients
 from ematrace.experiments.gap_kept import KeptArm
-from ematrace.experiments.gap_straight_through import compare_gradients
 from ematrace.experiments.gap_task import build_arm, tokenizer_folder, training_text
 from ematrace.results import Row
 from ematrace.text import load_tokenizer

@@ -102,6 +102,12 @@ def budget_of(point: Point, settings: Mapping[str, Any]) -> Mapping[str, Any]:
     return found
 
 
+def steps_of(settings: Mapping[str, Any]) -> int:
+    """Of the training."""
+    steps: int = settings["tokens"] // (settings["sequences"] * settings["length"])
+    return steps
+
+
 def seconds_of(point: Point, settings: Mapping[str, Any], device: Device, sharing: int) -> float:
     """Expected for training and scoring one arm, on a device that as many processes share."""
     size = str(point.factors["size"])
