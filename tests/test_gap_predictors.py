@@ -38,7 +38,8 @@ from ematrace.experiments.gap_predictors import (
     PredictorArm,
     contributions,
 )
-from ematrace.experiments.gap_task import ScoredText, build_arm, matched_width
+from ematrace.experiments.gap_task import build_arm, matched_width
+from ematrace.experiments.gap_text import ScoredText
 from ematrace.mixers.conformance import CHECKS, run_check, subject_of
 from ematrace.spen import SpenForCausalLM, SpenMixer
 from ematrace.spen.predictors import build_predictor

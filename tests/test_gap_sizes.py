@@ -27,12 +27,15 @@ from ematrace.experiments import (
     gap_size_rates,
     gap_sizes,
     gap_task,
+    gap_text,
     gap_units,
     unigram_floor,
 )
 from ematrace.experiments.base import Context, Experiment, Point
 from ematrace.experiments.chosen_rates import rate_at
-from ematrace.experiments.gap_task import ScoredText, build_arm, matched_width
+from ematrace.experiments.gap_task import build_arm, matched_width
+from ematrace.experiments.gap_text import ScoredText
+from ematrace.experiments.language_task import metrics_lines
 from ematrace.ledger import load_claims
 from ematrace.report.sections.spen import HELD_OUT
 from ematrace.results import Row
@@ -282,8 +285,8 @@ def test_both_implementations_are_one_function(arm: Arm) -> None:
 
 def test_the_second_implementation_reads_the_same_windows_at_the_same_rate(text: str, tmp_path: Path) -> None:
     settings = {**TINY, "validation": text}
-    tokenizer = gap_task.tokenizer_folder(text, 300)
-    packed = gap_task.training_text(text, "all", str(tokenizer))
+    tokenizer = gap_text.tokenizer_folder(text, 300)
+    packed = gap_text.training_text(text, "all", str(tokenizer))
     theirs = training_batches.PackedBatches(packed, sequences=8, length=32, micro_batch=8, seed=3, reset=False)
     ours = gap_second.batches(Context(seed=3, data=text, settings=settings), tokenizer, 2)
     for step, ids in enumerate(ours):
@@ -302,7 +305,7 @@ def test_both_implementations_have_one_curve_from_the_same_weights(arm: Arm, tex
     settings = {**TINY, "tokens": 8 * 32 * 30, "warmup": 2, "validation": text}
     ctx = Context(seed=1, data=text, settings=settings)
     trained = gap_task.train_arm(ctx, arm, "toy", 1e-2, tmp_path / "run")
-    wanted = [line["cross_entropy"] for line in gap_130m.metrics_lines(trained.summary)]
+    wanted = [line["cross_entropy"] for line in metrics_lines(trained.summary.out)]
     entries, of = len(load_tokenizer(trained.tokenizer)), SIZES["toy"]
     seed_everything(1)
     initial = build_arm(arm, "toy", trained.d_ff, entries, 32).state_dict()
@@ -330,8 +333,8 @@ def test_the_second_implementation_is_scored_as_the_first(text: str) -> None:
 
 
 def test_no_unigram_beats_the_texts_own_counts(text: str) -> None:
-    tokenizer = gap_task.tokenizer_folder(text, 300)
-    packed = gap_task.training_text(text, "all", str(tokenizer))
+    tokenizer = gap_text.tokenizer_folder(text, 300)
+    packed = gap_text.training_text(text, "all", str(tokenizer))
     tokens = packed.tokens(0, packed.n_tokens)
     floor = unigram_floor.own_counts_perplexity(tokens).value or 0
     shares = packed.counts() / packed.n_tokens

@@ -11,13 +11,10 @@ transformer has no state to carry: it reads windows that overlap by half and is 
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import cache, partial
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -32,7 +29,6 @@ from ematrace.experiments.gap_task import (
     CURVE,
     SCORED_AT_ONCE,
     SETTINGS,
-    ScoredText,
     arm_points,
     budget_of,
     build_arm,
@@ -40,15 +36,16 @@ from ematrace.experiments.gap_task import (
     score,
     scored_rows,
     seconds_of,
-    text_to_score,
-    train_arm,
+    trained,
     training_curve,
 )
+from ematrace.experiments.gap_text import ScoredText, text_to_score
+from ematrace.experiments.language_task import metrics_lines
 from ematrace.experiments.spen_training import training_metrics
 from ematrace.models.flops import BACKWARD, flops_per_token
 from ematrace.results import Metric, Row
 from ematrace.text import load_tokenizer
-from ematrace.train import TrainSummary, load_model
+from ematrace.train import TrainSummary
 
 GPT2_SMALL = replace(GPT2, width="fixed")  # with its own d_ff of 3072, and 4% fewer parameters
 TRANSFORMERS = (GPT2, ATTENTION, GPT2_SMALL)
@@ -91,20 +88,18 @@ def flops_of(arm: Arm, size: str, vocab_size: int, length: int) -> float:
 
 def measure(ctx: Context, *, size: str, budget: str, lr: float, **factors: Any) -> list[Row]:
     arm, settings = Arm(**factors), ctx.settings
-    with TemporaryDirectory(dir=ctx.scratch) as folder:
-        trained = train_arm(ctx, arm, size, lr, Path(folder) / "run", validate_every=CURVE)
-        model, tokenizer = load_model(trained.summary.model)
-        of_run = training_metrics(trained.summary)
-        rows = [*curve(trained.summary, settings), *pass_rows(trained.summary, settings)]
-    model.to(torch.device(ctx.device)).eval()
-    entries = len(load_tokenizer(trained.tokenizer))
+    with trained(ctx, arm, size, lr, validate_every=CURVE) as (model, run):
+        of_run = training_metrics(run.summary)
+        rows = [*curve(run.summary, settings), *pass_rows(run.summary, settings)]
+    tokenizer = load_tokenizer(run.tokenizer)
+    entries = len(tokenizer)
     of_run["mflop_per_token"] = number(flops_of(arm, size, entries, settings["length"]) / 1e6, unit="MFLOP")
-    of_run["d_ff"] = number(trained.d_ff)
-    scored = scored_rows(ctx, trained.tokenizer, partial(score, model))
+    of_run["d_ff"] = number(run.d_ff)
+    scored = scored_rows(ctx, run.tokenizer, partial(score, model))
     reset = {row.factors["text"]: row.metrics for row in scored if row.factors.get("slice") == "all"}
     context = None if arm.context in ("ema", "ema_error", "none") else settings["length"]
     for name, source in {"validation": settings["validation"], **settings["texts"]}.items():
-        nats = carried(model, text_to_score(ctx, source, trained.tokenizer), tokenizer.eos_token_id, context)
+        nats = carried(model, text_to_score(ctx, source, run.tokenizer), tokenizer.eos_token_id, context)
         part = nats[1::2] if name == "validation" else nats  # the half that figures are of
         rows += state_rows(name, {"reset": reset[name]["nats"], "carried": _nats(part)})
         rows.append(Row({"text": name}, {"unigram_perplexity": _perplexity(reset[name]["unigram_nats"])}))
@@ -114,7 +109,7 @@ def measure(ctx: Context, *, size: str, budget: str, lr: float, **factors: Any) 
 
 def curve(summary: TrainSummary, settings: Mapping[str, Any]) -> Iterator[Row]:
     """The training curve, with the held-out loss at the same steps (in bfloat16, on some windows)."""
-    held_out = {line["step"]: line.get("validation_cross_entropy") for line in metrics_lines(summary)}
+    held_out = {line["step"]: line.get("validation_cross_entropy") for line in metrics_lines(summary.out)}
     for row in training_curve(summary, settings["sequences"] * settings["length"]):
         metrics = dict(row.metrics)
         if (nats := held_out[row.factors["step"]]) is not None:
@@ -130,17 +125,13 @@ def pass_rows(summary: TrainSummary, settings: Mapping[str, Any]) -> Iterator[Ro
     train_tokens = int(Unigram.load(summary.model / UNIGRAM).counts.sum())
     per_pass = (train_tokens - 1) // settings["length"] / settings["sequences"]  # in steps
     by_pass: dict[int, list[float]] = {}
-    for line in metrics_lines(summary):
+    for line in metrics_lines(summary.out):
         first, last = (math.floor(at / per_pass) for at in (line["step"] - 1, line["step"] - 1e-9))
         if first == last:
             by_pass.setdefault(first + 1, []).append(line["cross_entropy"])
     for number_of_pass, nats in by_pass.items():
         end = nats[-max(1, round(END_OF_PASS * len(nats))) :]
         yield Row({"pass": number_of_pass}, {"pass_nats": _nats(nats), "pass_end_nats": _nats(end)})
-
-
-def metrics_lines(summary: TrainSummary) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (summary.out / "metrics.jsonl").read_text().splitlines()]
 
 
 def carried(model: Any, text: ScoredText, eos_id: int, context: int | None) -> NDArray[np.float64]:

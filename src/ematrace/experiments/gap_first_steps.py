@@ -6,7 +6,6 @@ would take hours there; its first steps take minutes, and their losses can be la
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
@@ -18,6 +17,7 @@ from typing import Any
 from ematrace.analysis.gap_design import MASKED, SPEN, Arm
 from ematrace.experiments.base import Context, Experiment, Point, number
 from ematrace.experiments.gap_task import CURVE, SETTINGS, TRAINING, arm_points, budget_of, train_arm
+from ematrace.experiments.language_task import metrics_lines
 from ematrace.results import Row
 
 STEPS = {"toy": 8, "2m": CURVE}  # as many as the first point of a recorded curve is the mean of
@@ -42,7 +42,7 @@ def measure(ctx: Context, *, size: str, lr: float, **arm: Any) -> list[Row]:
         out = Path(folder) / "run"
         with suppress(_EnoughError):
             train_arm(replace(ctx, progress=_stop_after(steps, ctx.progress)), Arm(**arm), size, lr, out)
-        lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+        lines = metrics_lines(out)
     if len(lines) < steps:
         raise ValueError(f"settings: steps: {steps}, and the run has {len(lines)}")
     nats = fmean(line["cross_entropy"] for line in lines[:steps])

@@ -28,10 +28,10 @@ from ematrace.experiments.gap_task import (
     budget_of,
     score,
     steps_of,
-    text_to_score,
     train_arm,
     usage_metrics,
 )
+from ematrace.experiments.gap_text import text_to_score
 from ematrace.experiments.recall import Ids
 from ematrace.models.block import Block
 from ematrace.ops.topk import TopkGrad

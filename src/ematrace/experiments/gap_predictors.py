@@ -10,15 +10,14 @@ all together.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from itertools import product
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from ematrace.analysis.gap_design import DENSE, DIRECT, SPEN, TRUE_GRADIENT, Arm
 from ematrace.experiments.base import Point, number
@@ -26,12 +25,12 @@ from ematrace.experiments.chosen_rates import chosen_rate, rate_at
 from ematrace.experiments.gap_task import (
     BUDGETS,
     SCORED_AT_ONCE,
-    ScoredText,
     arm_experiment,
     arm_points,
     budget_of,
 )
-from ematrace.experiments.hooks import Hook, hooked
+from ematrace.experiments.gap_text import ScoredText
+from ematrace.experiments.hooks import recorded
 from ematrace.mixers.ema import ALPHAS
 from ematrace.mixers.ema_attention import EmaAttentionMixer
 from ematrace.models.block import Block
@@ -163,6 +162,7 @@ def budget(point: Point, settings: Mapping[str, Any]) -> Mapping[str, Any]:
     return found
 
 
+@torch.no_grad()
 def contributions(model: Any, text: ScoredText) -> list[Row]:
     """For each block, what the predictor (or attention) adds to the context against what the traces add.
 
@@ -171,16 +171,21 @@ def contributions(model: Any, text: ScoredText) -> list[Row]:
     """
     at_once = max(1, SCORED_AT_ONCE // text.windows.shape[1])
     ids = torch.from_numpy(text.windows[:at_once, :-1]).to(model.device)
-    with torch.no_grad(), _recorded(model) as found:
+    blocks = [module for module in model.modules() if isinstance(module, Block)]
+    mixers = {at: b.mixer for at, b in enumerate(blocks) if isinstance(b.mixer, SpenMixer | EmaAttentionMixer)}
+    traces = [mixer.W_h if isinstance(mixer, SpenMixer) else mixer.ema for mixer in mixers.values()]
+    others = [mixer.predictor if isinstance(mixer, SpenMixer) else mixer.attention for mixer in mixers.values()]
+    with recorded(traces) as of_traces, recorded(others) as of_others:
         model(input_ids=ids, use_cache=False, logits_to_keep=1)
     rows = []
-    for layer, parts in enumerate(found):
-        if not parts:
-            continue
-        metrics = {"over_traces": float(parts["added"].norm() / parts["traces"].norm())}
-        if "x_hat" in parts:
-            metrics["unexplained"] = left_over(parts["x"], parts["x_hat"])
-            metrics |= shares_in_context(parts["W_e x"], parts["added"])
+    for (layer, mixer), (_, h), ((x, *_), (added, *_)) in zip(mixers.items(), of_traces, of_others, strict=True):
+        if isinstance(mixer, SpenMixer):
+            x, x_hat = x.float(), added.float()
+            W_e_x, W_e_x_hat = (F.linear(u, mixer.W_e.weight.float()) for u in (x, x_hat))
+            metrics = {"over_traces": float(W_e_x_hat.norm() / h.float().norm()), "unexplained": left_over(x, x_hat)}
+            metrics |= shares_in_context(W_e_x, W_e_x_hat)
+        else:
+            metrics = {"over_traces": float(added.float().norm() / h[0].float().norm())}
         rows.append(Row({"layer": layer}, {name: number(value) for name, value in metrics.items()}))
     return rows
 
@@ -198,36 +203,6 @@ def shares_in_context(W_e_x: Tensor, W_e_x_hat: Tensor) -> dict[str, float]:
         "context_size": float(W_e_x_hat.norm() / W_e_x.norm()),
         "context_cosine": float((error * W_e_x).sum() / error.norm() / W_e_x.norm()),
     }
-
-
-@contextmanager
-def _recorded(model: Any) -> Iterator[list[dict[str, Tensor]]]:
-    """What flows through the mixer of each block, while the context lasts."""
-    mixers: list[Any] = [module.mixer for module in model.modules() if isinstance(module, Block)]
-    found: list[dict[str, Tensor]] = [{} for _ in mixers]
-
-    def keep(parts: dict[str, Tensor], name: str) -> Hook:
-        def hook(_: nn.Module, inputs: Any, output: Any) -> None:
-            parts[name] = (output[0] if isinstance(output, tuple) else output).float()
-
-        return hook
-
-    def keep_prediction(parts: dict[str, Tensor], mixer: SpenMixer) -> Hook:
-        def hook(_: nn.Module, inputs: Any, output: Any) -> None:
-            x, x_hat = inputs[0].float(), output[0].float()
-            W_e_x, W_e_x_hat = (F.linear(u, mixer.W_e.weight.float()) for u in (x, x_hat))
-            parts.update({"x": x, "x_hat": x_hat, "W_e x": W_e_x, "added": W_e_x_hat})
-
-        return hook
-
-    hooks: list[tuple[nn.Module, Hook]] = []
-    for mixer, parts in zip(mixers, found, strict=True):
-        if isinstance(mixer, EmaAttentionMixer):
-            hooks += [(mixer.ema, keep(parts, "traces")), (mixer.attention, keep(parts, "added"))]
-        elif isinstance(mixer, SpenMixer):
-            hooks += [(mixer.W_h, keep(parts, "traces")), (mixer.predictor, keep_prediction(parts, mixer))]
-    with hooked(hooks):
-        yield found
 
 
 EXPERIMENT = arm_experiment(

@@ -33,9 +33,8 @@ from ematrace.experiments.gap_task import (
     scored_rows,
     seconds_of,
     steps_of,
-    tokenizer_folder,
-    training_text,
 )
+from ematrace.experiments.gap_text import text_of_training, tokenizer_folder
 from ematrace.experiments.recall import Ids
 from ematrace.results import Row
 from ematrace.text import load_tokenizer
@@ -247,11 +246,10 @@ def rate(step: int, steps: int, warmup: int, peak: float) -> float:
 def batches(ctx: Context, tokenizer: Any, steps: int) -> Iterator[Tensor]:
     """The windows [B, T+1] that `gap` has at each step of this seed."""
     settings = ctx.settings
-    text = training_text(str(ctx.data), "train" if settings["validation"] is None else "all", str(tokenizer))
-    length = settings["length"]
+    text, length = text_of_training(ctx, tokenizer), settings["length"]
     for step in range(steps):
         chosen = sequences_at(step, settings["sequences"], text.n_windows(length), ctx.seed)
-        yield torch.from_numpy(np.stack([text.window(int(i), length) for i in chosen])).to(ctx.device)
+        yield torch.from_numpy(text.windows(chosen, length)).to(ctx.device)
 
 
 @torch.no_grad()

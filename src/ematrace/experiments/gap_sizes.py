@@ -18,12 +18,12 @@ from ematrace.analysis.gap_design import ARMS, ATTENTION, DECISIVE, EMA, GPT2, M
 from ematrace.experiments.base import Point
 from ematrace.experiments.gap_task import (
     BUDGETS,
-    GPT2_ENTRIES,
     SETTINGS,
     arm_experiment,
     arm_points,
     budget_of,
 )
+from ematrace.experiments.gap_text import GPT2_ENTRIES
 
 AT_SIZE = {"7m": DECISIVE, "30m": (SPEN, GPT2, MASKED, EMA, ATTENTION)}
 """Larger sizes, and the arms that are measured there."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor
@@ -22,6 +24,11 @@ def train_model(ctx: Context, config: TrainConfig, share: float) -> TrainSummary
     if summary.stopped is not None:
         raise RuntimeError(f"training was stopped by {summary.stopped} at step {summary.step}")
     return summary
+
+
+def metrics_lines(out: Path) -> list[dict[str, Any]]:
+    """What the run in this folder recorded at each step."""
+    return [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
 
 
 class _Progress(Silent):

@@ -10,7 +10,6 @@ Then both are scored on texts that neither was trained on, and the streamed SPEN
 
 from __future__ import annotations
 
-import json
 import math
 import statistics
 from collections.abc import Mapping
@@ -23,7 +22,7 @@ import torch
 
 from ematrace.baselines.language import UNIGRAM, Unigram
 from ematrace.experiments.base import NO_DEFAULT, Context, Experiment, Point, factorial, number
-from ematrace.experiments.language_task import parity_metrics, train_model
+from ematrace.experiments.language_task import metrics_lines, parity_metrics, train_model
 from ematrace.results import Metric, Row
 from ematrace.train import TrainConfig, TrainSummary
 from ematrace.train.config import resolve_recipe
@@ -55,7 +54,7 @@ def recipe_of(point: Point, settings: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def training_metrics(summary: TrainSummary) -> dict[str, Metric]:
-    lines = [json.loads(line) for line in (summary.out / "metrics.jsonl").read_text().splitlines()]
+    lines = metrics_lines(summary.out)
     speeds = sorted(line["tokens_per_second"] for line in lines[COMPILING:] or lines)
     median = statistics.median(speeds)
     mfu = median * summary.flops_per_token / summary.matmul_flops_per_second
