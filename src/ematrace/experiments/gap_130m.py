@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from ematrace.analysis.gap_design import ATTENTION, DECISIVE, GPT2, SPEN, Arm
 from ematrace.baselines.language import UNIGRAM, Unigram
 from ematrace.evaluation import score_rows
-from ematrace.experiments.base import Context, Experiment, Point, number
+from ematrace.experiments.base import Context, Experiment, Point, cross_entropy, number, perplexity
 from ematrace.experiments.gap_task import (
     CURVE,
     SCORED_AT_ONCE,
@@ -101,9 +101,9 @@ def measure(ctx: Context, *, size: str, budget: str, lr: float, **factors: Any) 
     for name, source in {"validation": settings["validation"], **settings["texts"]}.items():
         nats = carried(model, text_to_score(ctx, source, run.tokenizer), tokenizer.eos_token_id, context)
         part = nats[1::2] if name == "validation" else nats  # the half that figures are of
-        rows += state_rows(name, {"reset": reset[name]["nats"], "carried": _nats(part)})
-        rows.append(Row({"text": name}, {"unigram_perplexity": _perplexity(reset[name]["unigram_nats"])}))
-    of_run["uniform_perplexity"] = number(entries, unit="perplexity", better="low")
+        rows += state_rows(name, {"reset": reset[name]["nats"], "carried": mean_of(part)})
+        rows.append(Row({"text": name}, {"unigram_perplexity": perplexity_of(reset[name]["unigram_nats"])}))
+    of_run["uniform_perplexity"] = perplexity(entries)
     return [Row({}, of_run | scored[0].metrics), *rows, *scored[1:]]
 
 
@@ -113,7 +113,7 @@ def curve(summary: TrainSummary, settings: Mapping[str, Any]) -> Iterator[Row]:
     for row in training_curve(summary, settings["sequences"] * settings["length"]):
         metrics = dict(row.metrics)
         if (nats := held_out[row.factors["step"]]) is not None:
-            metrics["held_out_nats"] = number(nats, unit="nats", better="low")
+            metrics["held_out_nats"] = cross_entropy(nats)
         yield Row(row.factors, metrics)
 
 
@@ -131,7 +131,7 @@ def pass_rows(summary: TrainSummary, settings: Mapping[str, Any]) -> Iterator[Ro
             by_pass.setdefault(first + 1, []).append(line["cross_entropy"])
     for number_of_pass, nats in by_pass.items():
         end = nats[-max(1, round(END_OF_PASS * len(nats))) :]
-        yield Row({"pass": number_of_pass}, {"pass_nats": _nats(nats), "pass_end_nats": _nats(end)})
+        yield Row({"pass": number_of_pass}, {"pass_nats": mean_of(nats), "pass_end_nats": mean_of(end)})
 
 
 def carried(model: Any, text: ScoredText, eos_id: int, context: int | None) -> NDArray[np.float64]:
@@ -145,15 +145,15 @@ def carried(model: Any, text: ScoredText, eos_id: int, context: int | None) -> N
 
 def state_rows(text: str, nats: Mapping[str, Metric]) -> Iterator[Row]:
     for state, value in nats.items():
-        yield Row({"text": text, "state": state}, {"cross_entropy": value, "perplexity": _perplexity(value)})
+        yield Row({"text": text, "state": state}, {"cross_entropy": value, "perplexity": perplexity_of(value)})
 
 
-def _nats(values: Sequence[float] | NDArray[np.float64]) -> Metric:
-    return Metric(float(np.mean(values)), unit="nats", n=np.size(values), better="low")
+def mean_of(nats: Sequence[float] | NDArray[np.float64]) -> Metric:
+    return cross_entropy(float(np.mean(nats)), np.size(nats))
 
 
-def _perplexity(nats: Metric) -> Metric:
-    return Metric(math.exp(nats.value or 0.0), unit="perplexity", n=nats.n, better="low")
+def perplexity_of(nats: Metric) -> Metric:
+    return perplexity(math.exp(nats.value or 0.0), nats.n)
 
 
 EXPERIMENT = Experiment(

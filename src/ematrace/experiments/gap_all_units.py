@@ -15,7 +15,7 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from ematrace.analysis.gap_design import UNBALANCED, Arm
-from ematrace.experiments.base import Context, Experiment, Point, number
+from ematrace.experiments.base import Context, Experiment, Point, cross_entropy, number
 from ematrace.experiments.gap_gradients import (
     MEASURED,
     at_steps,
@@ -65,7 +65,7 @@ def compare_networks(model: Any, windows: Ids, scored: Ids) -> list[Row]:
         cosines = {"to_true": (of_ste, of_true), "to_all_on": (of_ste, of_whole), "true_to_all_on": (of_true, of_whole)}
         rows.append(Row({"part": part}, {name: number(cosine(*pair)) for name, pair in cosines.items()}))
     both = {"nats": nats, "nats_all_on": nats_whole}
-    rows[0].metrics.update({name: number(value, unit="nats", better="low") for name, value in both.items()})
+    rows[0].metrics.update({name: cross_entropy(value) for name, value in both.items()})
     return rows
 
 

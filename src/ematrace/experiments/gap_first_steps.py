@@ -15,7 +15,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from ematrace.analysis.gap_design import MASKED, SPEN, Arm
-from ematrace.experiments.base import Context, Experiment, Point, number
+from ematrace.experiments.base import Context, Experiment, Point, cross_entropy
 from ematrace.experiments.gap_task import CURVE, SETTINGS, TRAINING, arm_points, budget_of, train_arm
 from ematrace.experiments.language_task import metrics_lines
 from ematrace.results import Row
@@ -46,7 +46,7 @@ def measure(ctx: Context, *, size: str, lr: float, **arm: Any) -> list[Row]:
     if len(lines) < steps:
         raise ValueError(f"settings: steps: {steps}, and the run has {len(lines)}")
     nats = fmean(line["cross_entropy"] for line in lines[:steps])
-    return [Row({"step": steps}, {"train_nats": number(nats, unit="nats", better="low")})]
+    return [Row({"step": steps}, {"train_nats": cross_entropy(nats)})]
 
 
 def _stop_after(steps: int, progress: Callable[[float], None]) -> Callable[[float], None]:

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from ematrace.analysis.gap_design import Arm
-from ematrace.experiments.base import Context, Point, number
+from ematrace.experiments.base import Context, Point, cross_entropy, number
 from ematrace.experiments.gap_task import (
     SCORED_AT_ONCE,
     TRAINING,
@@ -99,7 +99,7 @@ def compare_gradients(model: Any, windows: Ids) -> list[Row]:
     halves = {kind: [gradient(model, windows[half::2], kind) for half in (0, 1)] for kind in kinds}
     ste, true = ({name: (a[name] + b[name]) / 2 for name in a} for a, b in halves.values())
     nats, usage = score(model, windows)
-    whole = comparison(ste, true) | {"nats": number(float(nats.mean()), unit="nats", better="low")}
+    whole = comparison(ste, true) | {"nats": cross_entropy(float(nats.mean()))}
     # How much of a gradient is the text it was computed on: no comparison can be closer than that.
     whole |= {f"{kind}_cosine_of_halves": number(cosine(*of_kind)) for kind, of_kind in halves.items()}
     whole |= usage_metrics(usage) if usage is not None else {}

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from ematrace.analysis.gap_design import Arm
-from ematrace.experiments.base import Context, Experiment, Point, number
+from ematrace.experiments.base import Context, Experiment, Point, cross_entropy, number
 from ematrace.experiments.gap_gradients import evenly
 from ematrace.experiments.gap_predictors import (
     BLOCKS,
@@ -79,12 +79,12 @@ def predictions(model: Any, fitted: Ids, scored: Ids) -> list[Row]:
         for name, x_hats in {"nats_without": [torch.zeros_like(m) for m in means], "nats_mean": means}.items():
             with predicting(model, x_hats):
                 losses[name] = float(score(model, scored)[0].mean())
-    rows = [Row({}, {name: number(nats, unit="nats", better="low") for name, nats in losses.items()})]
+    rows = [Row({}, {name: cross_entropy(nats) for name, nats in losses.items()})]
     for layer, block in enumerate(module for module in model.modules() if isinstance(module, Block)):
         with hooked([(block, skip)]):
             skipped = float(score(model, scored)[0].mean())
         found = shares(of_fitted[layer], of_scored[layer]) if of_fitted else {}
-        metrics = {"nats_skipped": number(skipped, unit="nats", better="low")}
+        metrics = {"nats_skipped": cross_entropy(skipped)}
         rows.append(Row({"layer": layer}, metrics | {name: number(value) for name, value in found.items()}))
     return rows
 

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from ematrace.analysis.gap_design import ATTENTION, EMA, MASKED, SIZES, SPEN, WITHOUT_POSITIONS, Arm
-from ematrace.experiments.base import Context, Device, Experiment, Point, number
+from ematrace.experiments.base import Context, Device, Experiment, Point, cross_entropy, number
 from ematrace.experiments.gap_task import (
     SCORED_AT_ONCE,
     SETTINGS,
@@ -204,7 +204,7 @@ def measure(ctx: Context, *, size: str, lr: float, **factors: Any) -> list[Row]:
     model = LanguageModel(arm, entries, of["d_model"], d_ff, of["n_layers"], of["n_heads"]).to(ctx.device)
     curve = train(ctx, model, tokenizer, lr)
     of_model = {"parameters": number(sum(p.numel() for p in model.parameters())), "d_ff": number(d_ff)}
-    of_model["train_nats"] = number(float(np.mean(curve[-len(curve) // 10 :])), unit="nats", better="low")
+    of_model["train_nats"] = cross_entropy(float(np.mean(curve[-len(curve) // 10 :])))
     scored = scored_rows(ctx, tokenizer, lambda windows: (score(model, windows), None))
     return [Row({}, of_model | scored[0].metrics), *scored[1:]]
 

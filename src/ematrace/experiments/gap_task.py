@@ -7,6 +7,7 @@ are scored on the same targets with the same left context.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields, replace
@@ -24,7 +25,7 @@ from ematrace.analysis.gap_design import SIZES, SPEN, Arm
 from ematrace.analysis.rates import SELECTION
 from ematrace.baselines.language import UNIGRAM, Unigram
 from ematrace.evaluation import target_nats
-from ematrace.experiments.base import Context, Device, Experiment, Grid, Point, number
+from ematrace.experiments.base import Context, Device, Experiment, Grid, Point, cross_entropy, number
 from ematrace.experiments.chosen_rates import rate_at
 from ematrace.experiments.gap_text import (
     GPT2_ENTRIES,
@@ -180,7 +181,7 @@ def measure_rate(ctx: Context, arm: Arm, size: str, lr: float) -> list[Row]:
     try:
         return measure_arm(ctx, arm, size, lr, by_stretch=False)
     except NonFiniteLoss:
-        return [Row({}, {SELECTION: Metric(None, unit="nats", better="low")})]
+        return [Row({}, {SELECTION: cross_entropy(math.nan)})]
 
 
 def scored_rows(
@@ -202,7 +203,7 @@ def scored_rows(
         text = text_to_score(ctx, source, tokenizer)
         nats, usage = score(text.windows)
         if name == "validation":  # rates are chosen on one half of it and figures are those of the other
-            of_model[SELECTION] = number(float(nats[::2].mean()), unit="nats", better="low")
+            of_model[SELECTION] = cross_entropy(float(nats[::2].mean()))
             nats, text = nats[1::2], text.every_second()
             of_model |= usage_metrics(usage) if usage is not None else {}
             rows += look(text)
@@ -322,6 +323,6 @@ def training_curve(summary: TrainSummary, tokens_per_step: int) -> list[Row]:
     for at in range(0, len(lines), CURVE):
         part = lines[at : at + CURVE]
         nats = sum(line["cross_entropy"] for line in part) / len(part)
-        passes = {"passes": number((at + len(part)) / per_pass), "train_nats": number(nats, unit="nats", better="low")}
+        passes = {"passes": number((at + len(part)) / per_pass), "train_nats": cross_entropy(nats)}
         rows.append(Row({"step": part[-1]["step"]}, passes))
     return rows

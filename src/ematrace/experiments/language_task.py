@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
-from ematrace.experiments.base import Context, number
+from ematrace.experiments.base import Context, number, perplexity
 from ematrace.results import Metric
 from ematrace.spen import SpenForCausalLM
 from ematrace.spen.parity import parity
@@ -47,7 +47,4 @@ def parity_metrics(model: SpenForCausalLM, ids: Tensor) -> dict[str, Metric]:
     found = parity(model, ids)
     values = {**asdict(found), "perplexity_ratio": found.perplexity_ratio}
     perplexities = ("perplexity_parallel", "perplexity_streamed")
-    return {
-        name: number(value, unit="perplexity", better="low") if name in perplexities else number(value)
-        for name, value in values.items()
-    }
+    return {name: perplexity(value) if name in perplexities else number(value) for name, value in values.items()}

@@ -21,7 +21,16 @@ from typing import Any
 import torch
 
 from ematrace.baselines.language import UNIGRAM, Unigram
-from ematrace.experiments.base import NO_DEFAULT, Context, Experiment, Point, factorial, number
+from ematrace.experiments.base import (
+    NO_DEFAULT,
+    Context,
+    Experiment,
+    Point,
+    cross_entropy,
+    factorial,
+    number,
+    perplexity,
+)
 from ematrace.experiments.language_task import metrics_lines, parity_metrics, train_model
 from ematrace.results import Metric, Row
 from ematrace.train import TrainConfig, TrainSummary
@@ -59,7 +68,7 @@ def training_metrics(summary: TrainSummary) -> dict[str, Metric]:
     median = statistics.median(speeds)
     mfu = median * summary.flops_per_token / summary.matmul_flops_per_second
     entropies = {
-        name: number(value, unit="nats", better="low")
+        name: cross_entropy(value)
         for name in ("validation_cross_entropy", "unigram_cross_entropy")
         if (value := getattr(summary, name)) is not None
     }
@@ -93,13 +102,12 @@ def held_out_rows(ctx: Context, summary: TrainSummary) -> list[Row]:
     for done, (name, source) in enumerate(texts.items(), start=1):
         result = evaluate(model, tokenizer, open_source(source), batch_tokens=16_384, unigram=unigram)
         metrics = {
-            "perplexity": number(result.total.perplexity, unit="perplexity", better="low"),
-            "cross_entropy": number(result.total.cross_entropy, unit="nats", better="low"),
+            "perplexity": perplexity(result.total.perplexity),
+            "cross_entropy": cross_entropy(result.total.cross_entropy),
             "bits_per_byte": number(result.bits_per_byte, unit="bits/byte", better="low"),
         }
         if unigram is not None:
-            perplexity = result.baselines["unigram"].perplexity
-            metrics["unigram_perplexity"] = number(perplexity, unit="perplexity", better="low")
+            metrics["unigram_perplexity"] = perplexity(result.baselines["unigram"].perplexity)
         rows.append(Row({"text": name}, metrics))
         ctx.progress(TRAINING + (1 - TRAINING) * done / (len(texts) + 1))
     if isinstance(model, SpenForCausalLM) and texts:

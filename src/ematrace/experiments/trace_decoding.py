@@ -34,7 +34,7 @@ from scipy.optimize import least_squares
 from torch import Tensor
 
 from ematrace.analysis.gap_design import ATTENTION, EMA, SPEN, Arm
-from ematrace.experiments.base import Context, Device, Experiment, Point, accuracy, number
+from ematrace.experiments.base import Context, Device, Experiment, Point, accuracy, cross_entropy, number
 from ematrace.experiments.gap_task import (
     SCORED_AT_ONCE,
     SETTINGS,
@@ -85,7 +85,7 @@ class Scores:
 
     def metrics(self, baseline: Tensor | None = None) -> dict[str, Metric]:
         share, n = float(self.right.double().mean()), self.nats.numel()
-        found = {"accuracy": accuracy(share, n), "nats": number(float(self.nats.mean()), unit="nats", better="low")}
+        found = {"accuracy": accuracy(share, n), "nats": cross_entropy(float(self.nats.mean()))}
         if baseline is not None:
             gains = (baseline - self.nats.view_as(baseline)).mean(1)  # of windows, whose targets are not independent
             found["gain_nats"] = number(float(gains.mean()), unit="nats", better="high")
