@@ -22,13 +22,7 @@ from torch import Tensor
 from ematrace.analysis.gap_design import DENSE, DIRECT, SPEN, TRUE_GRADIENT, Arm
 from ematrace.experiments.base import Point, number
 from ematrace.experiments.chosen_rates import chosen_rate, rate_at
-from ematrace.experiments.gap_task import (
-    BUDGETS,
-    SCORED_AT_ONCE,
-    arm_experiment,
-    arm_points,
-    budget_of,
-)
+from ematrace.experiments.gap_task import BUDGETS, SCORED_AT_ONCE, arm_experiment, arm_points, budget_of
 from ematrace.experiments.gap_text import ScoredText
 from ematrace.experiments.hooks import recorded
 from ematrace.mixers.ema import ALPHAS

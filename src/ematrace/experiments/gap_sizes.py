@@ -16,13 +16,7 @@ from typing import Any
 
 from ematrace.analysis.gap_design import ARMS, ATTENTION, DECISIVE, EMA, GPT2, MASKED, SPEN
 from ematrace.experiments.base import Point
-from ematrace.experiments.gap_task import (
-    BUDGETS,
-    SETTINGS,
-    arm_experiment,
-    arm_points,
-    budget_of,
-)
+from ematrace.experiments.gap_task import BUDGETS, SETTINGS, arm_experiment, arm_points, budget_of
 from ematrace.experiments.gap_text import GPT2_ENTRIES
 
 AT_SIZE = {"7m": DECISIVE, "30m": (SPEN, GPT2, MASKED, EMA, ATTENTION)}

@@ -27,12 +27,7 @@ from ematrace.baselines.language import UNIGRAM, Unigram
 from ematrace.evaluation import target_nats
 from ematrace.experiments.base import Context, Device, Experiment, Grid, Point, cross_entropy, number
 from ematrace.experiments.chosen_rates import rate_at
-from ematrace.experiments.gap_text import (
-    GPT2_ENTRIES,
-    ScoredText,
-    text_to_score,
-    tokenizer_folder,
-)
+from ematrace.experiments.gap_text import GPT2_ENTRIES, ScoredText, text_to_score, tokenizer_folder
 from ematrace.experiments.hooks import Hook, hooked
 from ematrace.experiments.language_task import metrics_lines, train_model
 from ematrace.experiments.recall import (
@@ -145,7 +140,10 @@ def arm_experiment(
     look: Look = lambda model, text: [],
     **options: Any,
 ) -> Experiment:
-    """One that trains arms of a class and scores them. `sweep`: for learning rates. `options` are fields."""
+    """An experiment that trains arms of this class and scores them; with `sweep`, for learning rates.
+
+    `options` are fields of `Experiment`, in place of ARM_FIELDS.
+    """
 
     def measure(ctx: Context, *, size: str, lr: float, **factors: Any) -> list[Row]:
         chosen = arm(**{field.name: factors[field.name] for field in fields(arm)})
