@@ -57,7 +57,7 @@ DENSE = ("size=2m", "ffn=dense", "residual=ffn")  # the predictors that C30 comp
 SWITCHED = ("size=2m", "ffn=dense", "reads=inputs", "predictor=softmax", "predictor=mixer")
 TRACKS: Mapping[str, tuple[Stage, ...]] = {
     "chain": (Stage("gap_rates"), Stage("gap")),
-    "halves": (Stage("gap_halves"),),
+    "halves": (Stage("gap_halves_2m"),),
     "units": (Stage("gap_units"),),
     "30m": _swept("size=30m", "context=ema_error", "ffn=topk_ste"),
     "30m-gpt2": _swept("size=30m", "block=gpt2"),

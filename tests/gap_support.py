@@ -10,7 +10,7 @@ import numpy as np
 
 from cells_support import make_file
 from ematrace.analysis.gap import factorial_arms
-from ematrace.analysis.gap_design import ATTENTION, CHAIN, EMA, ArmFactors
+from ematrace.analysis.gap_design import ATTENTION, CHAIN, EMA, Arm
 from ematrace.results import CellFile, Metric, Row
 
 TOKENS, RECALL, MISS = 1000, 200, 300
@@ -19,7 +19,7 @@ RATE = 0.004
 NATS = {arm: 5.0 - 0.1 * i for i, arm in enumerate(CHAIN)}
 
 
-def run(arm: ArmFactors, seed: int, other: float, recall: float, size: str = "2m", **changes: Any) -> CellFile:
+def run(arm: Arm, seed: int, other: float, recall: float, size: str = "2m", **changes: Any) -> CellFile:
     """A model with these nats on recall tokens and on others; `miss` on others where copying would fail."""
     miss, rest = changes.pop("miss", other), TOKENS - RECALL - MISS
     whole = (RECALL * recall + (TOKENS - RECALL) * other) / TOKENS
@@ -57,7 +57,7 @@ def _mean(nats: float, n: int) -> Metric:
 
 
 def sweep(
-    arms: Sequence[ArmFactors],
+    arms: Sequence[Arm],
     rates: Sequence[float] = (0.001, 0.002, RATE, 0.008, 0.016),
     best: float = RATE,
     **changes: Any,

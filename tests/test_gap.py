@@ -13,11 +13,12 @@ import numpy as np
 import pytest
 import torch
 
+from ematrace.analysis.gap_design import ARMS, CHAIN, FACTORIAL, SPEN, Arm
 from ematrace.analysis.rates import Sweep, sweeps_of
 from ematrace.experiments import gap, gap_rates, gap_task
 from ematrace.experiments.base import Context
 from ematrace.experiments.chosen_rates import arm_key, chosen_rate
-from ematrace.experiments.gap_task import SPEN, Arm, matched_width, measure_arm
+from ematrace.experiments.gap_task import matched_width, measure_arm
 from ematrace.experiments.recall import (
     RARE,
     PairCounts,
@@ -101,19 +102,19 @@ def test_slices_cover_every_target_once() -> None:
 def test_arms_have_as_many_parameters() -> None:
     wanted = gap_task._parameters(SPEN, "2m", 512, 8192, 512)
     assert wanted == 1_901_824
-    for arm in (arm for arm in gap_rates.ARMS if arm.width == "matched"):
+    for arm in (arm for arm in ARMS if arm.width == "matched"):
         found = gap_task._parameters(arm, "2m", matched_width(arm, "2m", 8192, 512), 8192, 512)
         assert abs(found / wanted - 1) < 0.01, arm
 
 
 def test_the_design_is_the_plans() -> None:
-    assert len(gap_rates.FACTORIAL) == 21
-    assert len(gap_rates.ARMS) == len({tuple(asdict(arm).items()) for arm in gap_rates.ARMS}) == 35
-    for before, after in pairwise(gap_rates.CHAIN):
+    assert len(FACTORIAL) == 21
+    assert len(ARMS) == len({tuple(asdict(arm).items()) for arm in ARMS}) == 35
+    for before, after in pairwise(CHAIN):
         changed = [name for name in asdict(before) if getattr(before, name) != getattr(after, name)]
         assert len(changed) == 1, (before, after)
     assert isinstance(built(SPEN), SpenForCausalLM)
-    gpt2 = built(gap_rates.CHAIN[-1])
+    gpt2 = built(CHAIN[-1])
     assert type(gpt2).__module__.startswith("transformers.models.gpt2")
     assert gpt2.config.resid_pdrop == gpt2.config.attn_pdrop == gpt2.config.embd_pdrop == 0
 
@@ -124,7 +125,7 @@ def built(arm: Arm) -> Any:
     return build_model(arm.preset(), 300, 0, overrides, length=32)
 
 
-@pytest.mark.parametrize("arm", gap_rates.ARMS, ids=lambda arm: "-".join(map(str, asdict(arm).values())))
+@pytest.mark.parametrize("arm", ARMS, ids=lambda arm: "-".join(map(str, asdict(arm).values())))
 def test_an_arm_is_what_its_factors_say(arm: Arm) -> None:
     """Each factor is read off the built model, not off its overrides."""
     torch.manual_seed(0)
@@ -154,7 +155,7 @@ def test_an_arm_is_what_its_factors_say(arm: Arm) -> None:
         assert block.config.topk_grad == arm.ffn.removeprefix("topk_")
 
 
-@pytest.mark.parametrize("arm", [SPEN, gap_rates.CHAIN[-1]], ids=["spen", "gpt2"])
+@pytest.mark.parametrize("arm", [SPEN, CHAIN[-1]], ids=["spen", "gpt2"])
 def test_scores_are_those_of_a_softmax_in_float64(arm: Arm, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gap_task, "SCORED_AT_ONCE", 3 * 33)  # windows; the last batch has one
     torch.manual_seed(0)
@@ -280,7 +281,7 @@ def test_a_loss_that_rises_while_it_is_trained_on_is_noticed() -> None:
 
 def test_seeds_that_rates_were_chosen_on_are_not_published() -> None:
     swept = {point.seed for point in gap_rates.EXPERIMENT.points("gpu", 1)}
-    points = gap.EXPERIMENT.points("gpu", gap.SEEDS)
+    points = gap.EXPERIMENT.points("gpu", gap.EXPERIMENT.seeds)
     assert points
     assert not swept & {point.seed for point in points}
     assert len({json.dumps([p.factors, p.seed]) for p in points}) == len(points)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
 from itertools import pairwise, permutations
 from typing import Any
 
@@ -12,6 +11,7 @@ import pytest
 from scipy import stats
 
 from cells_support import make_table
+from ematrace.analysis import gap_design
 from ematrace.analysis.gap import (
     Chain,
     Step,
@@ -34,22 +34,21 @@ from ematrace.analysis.gap_design import (
     PLAYERS,
     STEP_ENDS,
     WITHOUT_POSITIONS,
-    ArmFactors,
+    Arm,
     corner,
     step_name,
 )
 from ematrace.analysis.gap_scores import SWEEP, Absence, load_scores, published_rate
 from ematrace.analysis.rates import Sweep
 from ematrace.analysis.shapley import shapley_value
-from ematrace.experiments import gap_rates
 from ematrace.intervals import crossed_interval, fieller_interval, holm_adjusted, mean_p_value
 from ematrace.results import Metric, Row, Sample, Table
 from gap_support import ARMS, NATS, RATE, RECALL, TOKENS, run, sweep
 
 
 def table(
-    nats: Mapping[ArmFactors, float] | Callable[[ArmFactors], float],
-    recall: Callable[[ArmFactors], float] = lambda arm: 4.0,
+    nats: Mapping[Arm, float] | Callable[[Arm], float],
+    recall: Callable[[Arm], float] = lambda arm: 4.0,
     *,
     seeds: int = 5,
     noise: float = 0.003,
@@ -69,13 +68,11 @@ def table(
 
 
 def test_the_design_is_that_of_the_experiments() -> None:
-    assert [asdict(arm) for arm in CHAIN] == [asdict(arm) for arm in gap_rates.CHAIN]
-    measured = [asdict(arm) for arm in gap_rates.ARMS]
-    assert all(asdict(arm) in measured for arm in ARMS)
+    assert set(ARMS) <= set(gap_design.ARMS)  # which are measured
     assert len(factorial_arms()) == 12  # eight corners, and four between them
-    assert CHAIN[-1] == ArmFactors("attention", "learned", block="gpt2")
-    assert ArmFactors("attention") == WITHOUT_POSITIONS
-    assert ArmFactors("ema", norm="algorithm1", width="fixed") == NO_ERROR_AT_FIXED_WIDTH
+    assert CHAIN[-1] == Arm("attention", "learned", block="gpt2")
+    assert Arm("attention") == WITHOUT_POSITIONS
+    assert Arm("ema", norm="algorithm1", width="fixed") == NO_ERROR_AT_FIXED_WIDTH
 
 
 class TestChain:
@@ -163,8 +160,8 @@ class TestChain:
         without = {arm: nats for arm, nats in NATS.items() if arm != CHAIN[end]}
         assert build_chain(load_scores(table(without), "2m"), "validation") is None
 
-    def without(self, *lacking: tuple[ArmFactors, int]) -> Chain:
-        cells = (s for s in table(NATS).cells if (ArmFactors.of(s.cell.factors), s.cell.seed) not in lacking)
+    def without(self, *lacking: tuple[Arm, int]) -> Chain:
+        cells = (s for s in table(NATS).cells if (Arm.of(s.cell.factors), s.cell.seed) not in lacking)
         chain = build_chain(load_scores(Table(cells), "2m"), "validation")
         assert chain is not None
         return chain
@@ -226,7 +223,7 @@ class TestWhatMayBePublished:
         assert chain.missing == {CHAIN[2]: Absence("it lacks seed 1, which the others have")}
 
     def test_an_arm_with_more_parameters_is_left_out(self) -> None:
-        def of(arm: ArmFactors, share: float) -> Absence | None:
+        def of(arm: Arm, share: float) -> Absence | None:
             more = {"parameters": 1_901_824 * share}
             made = [run(one, 0, n, 4.0, **(more if one == arm else {})) for one, n in all_arms.items()]
             return load_scores(make_table(*made, *sweep(tuple(all_arms))), "2m").absence(arm)
@@ -330,7 +327,7 @@ class TestShares:
     def test_planted_effects_with_an_interaction(self) -> None:
         """Context .3, ffn .4 (.1 of it the gradient), residual .2, and .12 more where context and residual meet."""
 
-        def nats(arm: ArmFactors) -> float:
+        def nats(arm: Arm) -> float:
             context, residual = "attention" in arm.context, arm.residual == "direct"
             ffn = {"topk_ste": 0.0, "topk_masked": 0.1, "dense": 0.4}[arm.ffn]
             return 6.0 - 0.3 * context - ffn - 0.2 * residual - 0.12 * (context and residual)
@@ -349,7 +346,7 @@ class TestShares:
 
     def test_the_split_adds_up_where_corners_differ(self) -> None:
         rng = np.random.default_rng(5)
-        found: dict[ArmFactors, float] = {}
+        found: dict[Arm, float] = {}
         shares = build_shares(
             load_scores(table(lambda arm: found.setdefault(arm, 5 + rng.random())), "2m"), "validation"
         )
@@ -369,7 +366,7 @@ class TestShares:
 
     @pytest.mark.parametrize(("context", "outcome"), [(0.9, "for"), (0.2, "against"), (0.6, "mixed")])
     def test_is_the_whole_gap_the_traces(self, context: float, outcome: str) -> None:
-        def nats(arm: ArmFactors) -> float:
+        def nats(arm: Arm) -> float:
             return 6.0 - context * ("attention" in arm.context) - (1 - context) * (arm.ffn == "dense")
 
         scores = load_scores(table(nats), "2m")
@@ -391,7 +388,7 @@ class TestShares:
     def test_first_and_last_must_be_on_one_side_of_a_half(self, first: float, last: float, outcome: str) -> None:
         """Of a nat, context is worth `first` with the sparse layer and `last` with a dense one."""
 
-        def nats(arm: ArmFactors) -> float:
+        def nats(arm: Arm) -> float:
             worth = last if arm.ffn == "dense" else first
             return 6.0 - worth * ("attention" in arm.context) - (1 - last) * (arm.ffn == "dense")
 
@@ -457,7 +454,7 @@ class TestRecall:
     def test_the_share_is_that_of_the_summed_difference(self) -> None:
         """EMA is .25 worse on others and 1.5 worse on recall tokens, a fifth of all: .3 of .5 nats."""
 
-        def recall(arm: ArmFactors) -> float:
+        def recall(arm: Arm) -> float:
             return 2.0 + 1.5 * (arm.context == "ema")
 
         nats = {EMA: 5.25, ATTENTION: 5.0}
@@ -509,8 +506,8 @@ def test_what_would_make_us_doubt_is_said() -> None:
     assert doubts(apart, []) == [
         f"GPT-2's block and the skeleton with its parts are 0.16 nats apart on {text}." for text in apart.texts
     ]
-    fixed = {ArmFactors(name, width="fixed"): nats for name, nats in (("ema", 4.9), ("attention", 5.0))}
-    wide = load_scores(table({EMA: 5.0, ArmFactors("attention"): 4.9, **fixed}), "2m")
+    fixed = {Arm(name, width="fixed"): nats for name, nats in (("ema", 4.9), ("attention", 5.0))}
+    wide = load_scores(table({EMA: 5.0, Arm("attention"): 4.9, **fixed}), "2m")
     assert any("d_ff is not matched" in doubt for doubt in doubts(wide, []))
     twins = {CHAIN[4]: 5.0, CHAIN[5]: 4.9, NO_ERROR_AT_FIXED_WIDTH: 5.1}
     [doubt] = doubts(load_scores(table(twins), "2m"), [])

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from cells_support import make_file, make_row, make_table
+from ematrace.analysis.gap_design import SPEN
 from ematrace.analysis.gap_straight_through import GRADIENTS, build_gradients, is_misleading
 from ematrace.analysis.gap_switches import PREDICTORS, build_switches
+from ematrace.experiments.gap_gradients import MEASURED
 from ematrace.experiments.gap_predictors import ABLATION, INSIDE, WAY, PredictorArm
-from ematrace.experiments.gap_straight_through import MEASURED
-from ematrace.experiments.gap_task import SPEN
 from ematrace.results import CellFile, Metric, Row, Sample, Table
 
 PLANTED = {"query": 0.3, "values": 0.1, "residual": 0.01}

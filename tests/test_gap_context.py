@@ -14,7 +14,7 @@ from ematrace.analysis.gap_context import (
     build_worth,
     recall_without_positions,
 )
-from ematrace.analysis.gap_design import ATTENTION, EMA, WITHOUT_POSITIONS, ArmFactors
+from ematrace.analysis.gap_design import ATTENTION, EMA, WITHOUT_POSITIONS, Arm
 from ematrace.analysis.gap_scores import GapScores, load_scores
 from ematrace.ledger import load_claims
 from ematrace.report.data import ReportData
@@ -37,7 +37,7 @@ NATS = {  # on repeated pairs, on other tokens
 }
 
 
-def scores_of(*arms: ArmFactors, seeds: int = 3) -> GapScores:
+def scores_of(*arms: Arm, seeds: int = 3) -> GapScores:
     shift = (0.0, 0.01, -0.02)  # of a seed, the same in all arms: pairs do not see it
     files = [
         run(arm, seed, NATS[arm][1] + shift[seed], NATS[arm][0] + shift[seed]) for arm in arms for seed in range(seeds)

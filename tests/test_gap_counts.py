@@ -14,9 +14,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ematrace.experiments import gap_task
+from ematrace.analysis.gap_design import SPEN
+from ematrace.experiments import gap_text
 from ematrace.experiments.base import Context
-from ematrace.experiments.gap_task import SPEN, measure_arm
+from ematrace.experiments.gap_task import measure_arm
 from ematrace.experiments.recall import PairCounts
 from ematrace.text import PackedTokens, pack, train_bpe
 from test_gap import TINY
@@ -27,10 +28,10 @@ def test_counts_are_those_of_the_text_that_was_trained_on(tmp_path: Any) -> None
     data, other = tmp_path / "text.txt", tmp_path / "other.txt"
     data.write_text("the cat sat on the mat\n" * 300 + "zq zq zq zq\n" * 40)
     other.write_text("zq " * 200)
-    tokenizer = str(gap_task.tokenizer_folder(str(data), 300))
+    tokenizer = str(gap_text.tokenizer_folder(str(data), 300))
     for source in (None, str(other)):
-        assert not gap_task.scored_text(str(data), "train", source, tokenizer, 16, 4).count[-1].any()
-    assert gap_task.scored_text(str(data), "all", str(other), tokenizer, 16, 4).count[-1].all()
+        assert not gap_text.scored_text(str(data), "train", source, tokenizer, 16, 4).count[-1].any()
+    assert gap_text.scored_text(str(data), "all", str(other), tokenizer, 16, 4).count[-1].all()
 
 
 @pytest.mark.parametrize("held_out", [True, False])
@@ -39,8 +40,8 @@ def test_an_arm_counts_in_all_of_its_text_only_with_a_validation_of_its_own(
 ) -> None:
     data = tmp_path / "text.txt"
     data.write_text("the cat sat on the mat while one dog ran after it\n" * 400)
-    seen, scored = [], gap_task.scored_text
-    monkeypatch.setattr(gap_task, "scored_text", lambda *given: seen.append(given[1]) or scored(*given))
+    seen, scored = [], gap_text.scored_text
+    monkeypatch.setattr(gap_text, "scored_text", lambda *given: seen.append(given[1]) or scored(*given))
     texts = {"texts": {"other": str(data)}, "validation": None if held_out else str(data)}
     measure_arm(Context(seed=0, data=str(data), settings=TINY | texts), SPEN, "toy", 3e-3)
     assert seen == ["train" if held_out else "all"] * 2
@@ -50,7 +51,7 @@ def test_an_arm_counts_in_all_of_its_text_only_with_a_validation_of_its_own(
 def packed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PackedTokens:
     """A text whose counts are in no cache yet, and which is counted in several stretches."""
     monkeypatch.setenv("EMATRACE_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(gap_task, "COUNTED_AT_ONCE", 100)
+    monkeypatch.setattr(gap_text, "COUNTED_AT_ONCE", 100)
     data = tmp_path / "text.txt"
     data.write_text(" ".join(f"the cat sat on mat {i} while {i * i} dogs ran" for i in range(100)))
     return pack(str(data), train_bpe([data.read_text()], 280))
@@ -85,7 +86,7 @@ def test_of_several_processes_one_counts_and_the_others_read(
     wanted = by_hand(packed)
 
     def work() -> None:
-        found = gap_task.pairs_in(packed)
+        found = gap_text.pairs_in(packed)
         assert list(as_dict(found).items()) == list(wanted.items())  # in order, too
 
     processes = [multiprocessing.get_context("fork").Process(target=work) for _ in range(3)]
@@ -108,10 +109,10 @@ def test_texts_of_as_many_tokens_are_kept_apart(
         texts.append(pack(str(tmp_path / f"{name}.txt"), bytes_alone))
     assert texts[0].n_tokens == texts[1].n_tokens
     for text in texts:
-        assert as_dict(gap_task.pairs_in(text)) == by_hand(text)
+        assert as_dict(gap_text.pairs_in(text)) == by_hand(text)
     monkeypatch.setattr(PairCounts, "of", None)  # from now on they are read
     for text in texts:
-        assert as_dict(gap_task.pairs_in(text)) == by_hand(text)
+        assert as_dict(gap_text.pairs_in(text)) == by_hand(text)
 
 
 def flip_bit(at: float) -> Callable[[bytes], bytes]:
@@ -142,11 +143,11 @@ DAMAGES: dict[str, Callable[[bytes], bytes]] = {
 def test_a_damaged_file_is_counted_again(
     packed: PackedTokens, tmp_path: Path, damage: Callable[[bytes], bytes]
 ) -> None:
-    gap_task.pairs_in(packed)
+    gap_text.pairs_in(packed)
     path = kept_file(tmp_path)
     whole = path.read_bytes()
     path.write_bytes(damage(whole))
-    assert as_dict(gap_task.pairs_in(packed)) == by_hand(packed)
+    assert as_dict(gap_text.pairs_in(packed)) == by_hand(packed)
     assert path.read_bytes() == whole  # and mended
 
 
@@ -154,5 +155,5 @@ def test_a_full_disk_costs_the_file_alone(packed: PackedTokens, monkeypatch: pyt
     def refuse(path: Path, content: bytes) -> Path:
         raise OSError(28, "No space left on device", str(path))
 
-    monkeypatch.setattr(gap_task, "write_atomically", refuse)
-    assert as_dict(gap_task.pairs_in(packed)) == by_hand(packed)
+    monkeypatch.setattr(gap_text, "write_atomically", refuse)
+    assert as_dict(gap_text.pairs_in(packed)) == by_hand(packed)

@@ -6,10 +6,11 @@ from dataclasses import asdict
 
 import pytest
 
+from ematrace.analysis.gap_design import MASKED, SPEN, Arm
 from ematrace.experiments import gap_first_steps
 from ematrace.experiments.base import Context
-from ematrace.experiments.gap_sizes import MASKED, rate_at
-from ematrace.experiments.gap_task import SPEN, Arm, measure_arm, train_arm, training_curve
+from ematrace.experiments.chosen_rates import rate_at
+from ematrace.experiments.gap_task import measure_arm, train_arm, training_curve
 
 SETTINGS = {
     **{"tokens": 24 * 4 * 32, "sequences": 4, "length": 32, "warmup": 2, "vocab_size": 300, "windows": 8},

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 import torch
 
-from ematrace.experiments import gap_all_units, gap_halves, gap_straight_through
+from ematrace.analysis.gap_design import SPEN, UNBALANCED
+from ematrace.experiments import gap_all_units, gap_gradients, gap_halves, gap_halves_2m, gap_straight_through
 from ematrace.experiments.base import Context
-from ematrace.experiments.gap_rates import UNBALANCED
-from ematrace.experiments.gap_straight_through import compare_gradients, cosine, evenly, gradient, length, model_after
-from ematrace.experiments.gap_task import SPEN, train_arm
+from ematrace.experiments.gap_gradients import compare_gradients, cosine, evenly, gradient, length, model_after
+from ematrace.experiments.gap_task import train_arm
 from ematrace.models.block import Block
 from ematrace.results import Row
 from ematrace.spen import SpenConfig, SpenForCausalLM
@@ -107,7 +107,7 @@ def test_gradients_are_those_of_the_cross_entropy_of_all_windows(monkeypatch: py
     for found in (gradient(balanced, WINDOWS, "ste"), gradient(balanced.train(), WINDOWS, "ste")):
         for name, g in plain.items():
             torch.testing.assert_close(found[name], g)
-    monkeypatch.setattr(gap_straight_through, "SCORED_AT_ONCE", 3 * WINDOWS.shape[1])  # batches of 3 windows and 1
+    monkeypatch.setattr(gap_gradients, "SCORED_AT_ONCE", 3 * WINDOWS.shape[1])  # batches of 3 windows and 1
     in_parts = gradient(build(), WINDOWS, "ste")
     for name, g in plain.items():
         torch.testing.assert_close(in_parts[name], g)
@@ -209,10 +209,10 @@ def test_the_three_gradients_are_measured_while_two_arms_train(tmp_path: Path) -
 
 
 def test_halves_are_four_gradients_of_one_block() -> None:
-    for scale, size in (("gpu", "2m"), ("cpu", "small")):
-        points = gap_halves.EXPERIMENT.points(scale, 3)
-        resolved = gap_halves.EXPERIMENT.resolve_settings(points[0], gap_halves.EXPERIMENT.settings)
-        assert resolved["tokens"] == {"gpu": 117_440_512, "cpu": 1_638_400}[scale]
+    for module, size, tokens in ((gap_halves_2m, "2m", 117_440_512), (gap_halves, "small", 1_638_400)):
+        points = module.EXPERIMENT.points(module.EXPERIMENT.scale("gpu"), 3)
+        resolved = module.EXPERIMENT.resolve_settings(points[0], module.EXPERIMENT.settings)
+        assert resolved["tokens"] == tokens
         assert len(points) == 4 * 3 * 3
         assert {point.factors["size"] for point in points} == {size}
         fixed = {name: value for name, value in asdict(UNBALANCED).items() if name != "ffn"}
@@ -230,8 +230,10 @@ def test_halves_are_trained_with_their_own_gradient(tmp_path: Path) -> None:
     ctx, whole = context(tmp_path), {"text": "validation", "slice": "all"}
     found = set()
     for ffn in gap_halves.GRADIENTS:
-        rows = gap_halves.measure(ctx, **asdict(replace(UNBALANCED, ffn=ffn)), size="toy", lr=0.004)
+        rows = gap_halves.EXPERIMENT.measure(ctx, **asdict(replace(UNBALANCED, ffn=ffn)), size="toy", lr=0.004)
         found.add(next(row.metrics["nats"].value for row in rows if row.factors == whole))
     assert len(found) == len(gap_halves.GRADIENTS)
-    rows = gap_halves.measure(ctx, **asdict(replace(UNBALANCED, ffn=gap_halves.GRADIENTS[0])), size="toy", lr=0.016)
+    rows = gap_halves.EXPERIMENT.measure(
+        ctx, **asdict(replace(UNBALANCED, ffn=gap_halves.GRADIENTS[0])), size="toy", lr=0.016
+    )
     assert next(row.metrics["nats"].value for row in rows if row.factors == whole) not in found  # at another rate

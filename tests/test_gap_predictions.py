@@ -13,10 +13,11 @@ import torch
 
 from cells_support import make_file, make_row, make_table
 from ematrace.analysis.gap_predictions import build_predictions, worth_of
-from ematrace.experiments import gap_predictions
+from ematrace.experiments import gap_predictions, gap_text
 from ematrace.experiments.gap_predictions import predictions
 from ematrace.experiments.gap_predictors import ABLATION, NOTHING, PredictorArm
-from ematrace.experiments.gap_task import build_arm, matched_width, score, training_text
+from ematrace.experiments.gap_task import build_arm, matched_width, score
+from ematrace.experiments.gap_text import training_text
 from ematrace.ledger import build_ledger, load_claims
 from ematrace.report.data import ReportData
 from ematrace.report.gap_predictions import context_rows, prediction_rows, worth_rows
@@ -148,7 +149,7 @@ def test_least_squares_is_fitted_to_the_training_text(tmp_path: Path, monkeypatc
         return text
 
     monkeypatch.setattr(gap_predictions, "predictions", keep)
-    monkeypatch.setattr(gap_predictions, "training_text", read)
+    monkeypatch.setattr(gap_text, "training_text", read)
     for arm, validation, n_rows in ((STATIC_DENSE, None, 3), (NOTHING[-1], str(context(tmp_path).data), 3)):
         ctx = context(tmp_path)
         ctx = replace(ctx, settings={**ctx.settings, "validation": validation})
@@ -156,7 +157,8 @@ def test_least_squares_is_fitted_to_the_training_text(tmp_path: Path, monkeypatc
         assert len(rows) == n_rows
         model, fitted = asked.pop()
         assert not model.training
-        split, available = texts.pop()
+        split, available = texts[0]
+        texts.clear()
         assert split == ("train" if validation is None else "all")
         assert len(fitted) == min(256, available // 2 * 2) > 100
 

@@ -11,18 +11,19 @@ import numpy as np
 import pytest
 import torch
 
+from ematrace.analysis.gap_design import ARMS, CHAIN, SPEN, Arm
 from ematrace.experiments import (
+    chosen_rates,
     gap_kept,
     gap_predictor_rates,
     gap_predictors,
     gap_rates,
-    gap_sizes,
     gap_sparsity,
     gap_straight_through,
     gap_task,
     gap_units,
 )
-from ematrace.experiments.chosen_rates import arm_key
+from ematrace.experiments.chosen_rates import arm_key, rate_at
 from ematrace.experiments.gap_predictors import (
     ABLATION,
     INSIDE,
@@ -36,10 +37,9 @@ from ematrace.experiments.gap_predictors import (
     WIDE_DENSE,
     PredictorArm,
     contributions,
-    swept_as,
 )
-from ematrace.experiments.gap_rates import ARMS, CHAIN
-from ematrace.experiments.gap_task import SPEN, Arm, ScoredText, build_arm, matched_width
+from ematrace.experiments.gap_task import build_arm, matched_width
+from ematrace.experiments.gap_text import ScoredText
 from ematrace.mixers.conformance import CHECKS, run_check, subject_of
 from ematrace.spen import SpenForCausalLM, SpenMixer
 from ematrace.spen.predictors import build_predictor
@@ -54,22 +54,17 @@ def built(arm: Arm) -> Any:
     return build_arm(arm, "toy", matched_width(arm, "toy", 300, 32), 300, 32).eval()
 
 
-def plain(arm: Arm) -> Arm:
-    """Without what a subclass adds."""
-    return Arm(**{name: getattr(arm, name) for name in asdict(SPEN)})
-
-
 def test_the_design_is_the_plans(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (gap_predictors, gap_sizes):
+    for module in (gap_predictors, chosen_rates):
         monkeypatch.setattr(module, "chosen_rate", lambda sweep, factors: 6e-3 if factors["size"] != "130m" else None)
     assert len(ABLATION) == len(set(ABLATION)) == 15
     assert len(SWITCHED) == len(set(SWITCHED)) == 8
     assert SWITCHED[0] == INSIDE
-    assert {plain(arm) for arm in ABLATION if arm.predictor == "static"} <= set(ARMS)  # the chain has swept their rates
-    assert plain(STATIC_DIRECT) in ARMS
+    assert {arm.plain for arm in ABLATION if arm.predictor == "static"} <= set(ARMS)  # the chain has swept their rates
+    assert STATIC_DIRECT.plain in ARMS
     for arm in ALL:
-        decides = swept_as(arm)
-        assert decides in SWEPT or plain(decides) in ARMS
+        decides = arm.swept_as()
+        assert decides in SWEPT or decides.plain in ARMS
         assert decides.ffn == arm.ffn
         assert decides.predictor == arm.predictor.replace("nothing", "static")
     points = list(gap_predictors.grid("gpu", 5))
@@ -84,7 +79,7 @@ def test_the_design_is_the_plans(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_an_arm_has_the_rate_of_the_sweep_that_decides(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever a sweep would be asked for is in its grid; an arm without a rate is not measured."""
     asked: list[tuple[str, str]] = []
-    for module in (gap_sizes, gap_predictors, gap_sparsity, gap_straight_through):
+    for module in (chosen_rates, gap_predictors):
         monkeypatch.setattr(module, "chosen_rate", lambda sweep, factors: asked.append((sweep, arm_key(factors))))
     for module in (gap_predictors, gap_sparsity, gap_straight_through):
         assert list(module.grid("gpu", 5)) == []
@@ -98,15 +93,15 @@ def test_an_arm_has_the_rate_of_the_sweep_that_decides(monkeypatch: pytest.Monke
 
 
 def test_a_larger_models_rate_is_rounded_as_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (gap_predictors, gap_sizes):
+    for module in (gap_predictors, chosen_rates):
         monkeypatch.setattr(module, "chosen_rate", lambda sweep, factors: 4e-3 if factors["size"] == "2m" else None)
-    assert gap_predictors.rate_of(ABLATION[0], "130m") == gap_sizes.rate_at(SPEN, "130m") == 6.67e-4
+    assert gap_predictors.rate_of(ABLATION[0], "130m") == rate_at(SPEN, "130m") == 6.67e-4
 
 
 def test_at_130m_parameters_it_is_the_papers_ablation(monkeypatch: pytest.MonkeyPatch) -> None:
     """500 steps, and one rate whatever the predictor; settings of the user's own come first."""
     rates = {("2m", 0.01): 8e-3, ("2m", 0.0): 32e-3}  # SPEN's own, and that of the same without load balance
-    monkeypatch.setattr(gap_sizes, "chosen_rate", lambda sweep, f: rates.get((f["size"], f["load_balance"])))
+    monkeypatch.setattr(chosen_rates, "chosen_rate", lambda sweep, f: rates.get((f["size"], f["load_balance"])))
     largest = [p for p in gap_predictors.grid("gpu", 5) if p.factors["size"] == "130m"]
     assert {(p.factors["predictor"], p.factors["reads"]) for p in largest} == {
         ("static", "traces_now"), ("linear", "inputs"), ("softmax", "traces_now")
@@ -257,7 +252,7 @@ def test_contributions_are_those_of_algorithm_1(arm: PredictorArm) -> None:
 @pytest.mark.parametrize("arm", NOTHING, ids=lambda arm: arm.ffn)
 def test_without_predictions_it_is_spen_that_predicts_0(arm: PredictorArm) -> None:
     """W_h h + W_e x, by a mixer that has no predictor."""
-    with_predictor, without = built(gap_predictors.swept_as(arm)), built(arm)
+    with_predictor, without = built(arm.swept_as()), built(arm)
     spen = with_predictor.state_dict()
     for name in [name for name in spen if name.endswith("W_pred.weight")]:
         with_predictor.get_parameter(name).data.zero_()
@@ -268,7 +263,7 @@ def test_without_predictions_it_is_spen_that_predicts_0(arm: PredictorArm) -> No
     with torch.no_grad():
         torch.testing.assert_close(without(input_ids=ids).logits, with_predictor(input_ids=ids).logits)
     assert contributions(without, text_of(without)) == []
-    assert gap_predictors.rate_of(arm, "2m") == gap_predictors.rate_of(gap_predictors.swept_as(arm), "2m") is not None
+    assert gap_predictors.rate_of(arm, "2m") == gap_predictors.rate_of(arm.swept_as(), "2m") is not None
 
 
 def test_contributions_of_attention_as_a_mixer() -> None:
@@ -286,7 +281,7 @@ def test_contributions_of_attention_as_a_mixer() -> None:
 
 def test_a_predictor_is_trained_and_looked_at(tmp_path: Path) -> None:
     arm = asdict(SWITCHED[-1])
-    rows = gap_predictors.measure(context(tmp_path), size="toy", lr=3e-3, **arm)
+    rows = gap_predictors.EXPERIMENT.measure(context(tmp_path), size="toy", lr=3e-3, **arm)
     cells = [tuple(row.factors.items()) for row in rows]
     assert len(cells) == len(set(cells))  # or the file would be refused, after the training
     assert not {"size", "lr", *arm} & {name for row in rows for name in row.factors}
@@ -295,8 +290,8 @@ def test_a_predictor_is_trained_and_looked_at(tmp_path: Path) -> None:
 
 def test_sparsity_keeps_what_it_says() -> None:
     assert len(gap_sparsity.ARMS) == len(set(gap_sparsity.ARMS)) == 16
-    assert {gap_sparsity.nearest(arm) for arm in gap_sparsity.ARMS} == set(CHAIN[:4])
-    assert all(gap_sparsity.nearest(arm).ffn == arm.ffn for arm in gap_sparsity.ARMS if arm.kept < 0.5)
+    assert {arm.swept_as() for arm in gap_sparsity.ARMS} == set(CHAIN[:4])
+    assert all(arm.swept_as().ffn == arm.ffn for arm in gap_sparsity.ARMS if arm.kept < 0.5)
     kept = {}
     for arm in gap_sparsity.ARMS:
         assert matched_width(arm, "2m", 8192, 512) == 512
@@ -347,7 +342,7 @@ def test_all_units_kept_is_the_dense_arm() -> None:
     everything = [arm for arm in gap_sparsity.ARMS if arm.kept == 1]
     ids = torch.arange(20)[None] % 7
     outcomes = []
-    for arm in (*everything, replace(plain(everything[0]), ffn="dense")):
+    for arm in (*everything, replace(everything[0].plain, ffn="dense")):
         model = built(arm)
         model(input_ids=ids, labels=ids).loss.backward()
         outcomes.append({name: p.grad for name, p in model.named_parameters()})

@@ -8,10 +8,9 @@ import msgspec
 import pytest
 
 from cells_support import make_table
-from ematrace.analysis.gap_design import CHAIN, EMA, SPEN
+from ematrace.analysis.gap_design import CHAIN, EMA, MASKED, SPEN
 from ematrace.analysis.gap_scores import load_scores
 from ematrace.analysis.gap_second import agreements, steps_twice
-from ematrace.analysis.gap_trend import MASKED
 from ematrace.results import CellFile
 from gap_support import run, sweep
 

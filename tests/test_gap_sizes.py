@@ -16,21 +16,26 @@ import torch
 import torch.nn.functional as F
 from scipy.stats import entropy
 
-from ematrace.analysis.gap_design import SIZES
+from ematrace.analysis.gap_design import ARMS, DECISIVE, DENSE, GPT2, MASKED, SIZES, SPEN, TRUE_GRADIENT, Arm
+from ematrace.analysis.rates import SWEEP_SEED
 from ematrace.baselines.language import UNIGRAM, Unigram
 from ematrace.experiments import (
     chosen_rates,
     gap,
     gap_130m,
-    gap_rates,
     gap_second,
     gap_size_rates,
     gap_sizes,
     gap_task,
+    gap_text,
+    gap_units,
     unigram_floor,
 )
 from ematrace.experiments.base import Context, Experiment, Point
-from ematrace.experiments.gap_task import SPEN, Arm, ScoredText, build_arm, matched_width
+from ematrace.experiments.chosen_rates import rate_at
+from ematrace.experiments.gap_task import build_arm, matched_width
+from ematrace.experiments.gap_text import ScoredText
+from ematrace.experiments.language_task import metrics_lines
 from ematrace.ledger import load_claims
 from ematrace.report.sections.spen import HELD_OUT
 from ematrace.results import Row
@@ -76,32 +81,41 @@ def value(rows: list[Row], metric: str, **factors: Any) -> float:
 
 
 def test_decisive_arms_are_the_plans() -> None:
-    assert len(set(gap_sizes.DECISIVE)) == 7
-    exact, masked, dense = gap_sizes.SPEN, gap_sizes.MASKED, gap_sizes.DENSE
+    assert len(set(DECISIVE)) == 7
+    exact, masked, dense = SPEN, MASKED, DENSE
     assert {name for name in asdict(exact) if getattr(exact, name) != getattr(masked, name)} == {"ffn"}
     assert replace(dense, load_balance=0.01) == replace(exact, ffn="dense")  # no top-k, nothing to balance
     for size, vocabulary in (("7m", 8192), ("30m", 8192), ("130m", 50257), ("2m", 50257)):
         length = gap_task.BUDGETS[size]["length"]
         wanted = gap_task._parameters(SPEN, size, SIZES[size]["d_ff"], vocabulary, length)
-        for arm in gap_sizes.DECISIVE:
+        for arm in DECISIVE:
             d_ff = matched_width(arm, size, vocabulary, length)
             assert abs(gap_task._parameters(arm, size, d_ff, vocabulary, length) / wanted - 1) < 0.01, (arm, size)
     assert wanted == 7_286_144
 
 
+def test_an_arm_that_was_swept_has_its_own_rate() -> None:
+    """The others that of the same without load balance, in which SPEN is the exception."""
+    assert [arm for arm in ARMS if arm.swept_as() != arm] == []
+    assert MASKED.swept_as() == replace(MASKED, load_balance=0.0) == TRUE_GRADIENT
+    assert replace(GPT2, width="fixed").swept_as() == GPT2
+    assert gap_units.WideArm(**asdict(MASKED), units=1536).swept_as() == TRUE_GRADIENT
+    assert [rate_at(arm, "toy") for arm in (SPEN, MASKED)] == [0.004, 0.004]
+
+
 def test_rates_of_larger_models_are_swept_on_a_seed_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    chosen = {("gap_rates", arm, "2m"): 8e-3 for arm in gap_rates.ARMS}
+    chosen = {("gap_rates", arm, "2m"): 8e-3 for arm in ARMS}
 
     def chosen_rate(sweep: str, factors: dict[str, Any]) -> float | None:
         arm = Arm(**{name: factors[name] for name in asdict(SPEN)})
         return chosen.get((sweep, arm, factors["size"]))
 
-    monkeypatch.setattr(gap_sizes, "chosen_rate", chosen_rate)
+    monkeypatch.setattr(chosen_rates, "chosen_rate", chosen_rate)
     monkeypatch.setattr(chosen_rates, "_points", dict)  # no sweep has gone on yet
     unswept = list(gap_sizes.grid("gpu", 1))
     assert {p.factors["size"] for p in unswept} == {"2m"}  # larger ones wait for their sweep
-    chosen |= {("gap_size_rates", arm, "7m"): 4e-3 for arm in gap_sizes.DECISIVE}
-    chosen |= {("gap_size_rates", arm, "30m"): 1e-3 for arm in gap_sizes.DECISIVE}
+    chosen |= {("gap_size_rates", arm, "7m"): 4e-3 for arm in DECISIVE}
+    chosen |= {("gap_size_rates", arm, "30m"): 1e-3 for arm in DECISIVE}
     published = [*gap_sizes.grid("gpu", 3), *gap_130m.grid("gpu", 2)]
     swept = list(gap_size_rates.grid("gpu", 1))
     assert len(published) == len({(json.dumps(point.factors), point.seed) for point in published})
@@ -119,7 +133,7 @@ def test_rates_of_larger_models_are_swept_on_a_seed_of_their_own(monkeypatch: py
         *(("gpt2", "dense", seed) for seed in range(3)),
         *(("skeleton", ffn, seed) for ffn in ("topk_masked", "topk_ste") for seed in range(3)),
     ]
-    assert {p.seed for p in swept} == {gap_rates.SEED}
+    assert {p.seed for p in swept} == {SWEEP_SEED}
     assert {p.seed for p in published} == {0, 1, 2}
     for point in published:  # one rate for each, and it is one of those that were tried
         arm = {name: v for name, v in point.factors.items() if name in (*asdict(SPEN), "size")}
@@ -127,8 +141,8 @@ def test_rates_of_larger_models_are_swept_on_a_seed_of_their_own(monkeypatch: py
         assert point.factors["lr"] in rates or point.factors["size"] == "2m"
         assert not rates or rates[2] / rates[0] == pytest.approx(4, rel=0.01)
     assert {p.factors["lr"] for p in published if p.factors["size"] == "130m"} == {float(f"{8e-3 / 6:.3g}")}
-    chosen |= {("gap_size_rates", gap_sizes.GPT2, "130m"): 5e-4}
-    assert gap_sizes.rate_at(gap_130m.GPT2_SMALL, "130m") == 5e-4
+    chosen |= {("gap_size_rates", GPT2, "130m"): 5e-4}
+    assert rate_at(gap_130m.GPT2_SMALL, "130m") == 5e-4
     chosen.pop(("gap_rates", Arm("ema"), "2m"))
     assert {p.factors["context"] for p in gap_130m.grid("gpu", 1)} == {"ema_error", "attention"}
 
@@ -271,8 +285,8 @@ def test_both_implementations_are_one_function(arm: Arm) -> None:
 
 def test_the_second_implementation_reads_the_same_windows_at_the_same_rate(text: str, tmp_path: Path) -> None:
     settings = {**TINY, "validation": text}
-    tokenizer = gap_task.tokenizer_folder(text, 300)
-    packed = gap_task.training_text(text, "all", str(tokenizer))
+    tokenizer = gap_text.tokenizer_folder(text, 300)
+    packed = gap_text.training_text(text, "all", str(tokenizer))
     theirs = training_batches.PackedBatches(packed, sequences=8, length=32, micro_batch=8, seed=3, reset=False)
     ours = gap_second.batches(Context(seed=3, data=text, settings=settings), tokenizer, 2)
     for step, ids in enumerate(ours):
@@ -291,7 +305,7 @@ def test_both_implementations_have_one_curve_from_the_same_weights(arm: Arm, tex
     settings = {**TINY, "tokens": 8 * 32 * 30, "warmup": 2, "validation": text}
     ctx = Context(seed=1, data=text, settings=settings)
     trained = gap_task.train_arm(ctx, arm, "toy", 1e-2, tmp_path / "run")
-    wanted = [line["cross_entropy"] for line in gap_130m.metrics_lines(trained.summary)]
+    wanted = [line["cross_entropy"] for line in metrics_lines(trained.summary.out)]
     entries, of = len(load_tokenizer(trained.tokenizer)), SIZES["toy"]
     seed_everything(1)
     initial = build_arm(arm, "toy", trained.d_ff, entries, 32).state_dict()
@@ -319,8 +333,8 @@ def test_the_second_implementation_is_scored_as_the_first(text: str) -> None:
 
 
 def test_no_unigram_beats_the_texts_own_counts(text: str) -> None:
-    tokenizer = gap_task.tokenizer_folder(text, 300)
-    packed = gap_task.training_text(text, "all", str(tokenizer))
+    tokenizer = gap_text.tokenizer_folder(text, 300)
+    packed = gap_text.training_text(text, "all", str(tokenizer))
     tokens = packed.tokens(0, packed.n_tokens)
     floor = unigram_floor.own_counts_perplexity(tokens).value or 0
     shares = packed.counts() / packed.n_tokens

@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 import torch
 
+from ematrace.analysis.gap_design import MASKED
 from ematrace.experiments import gap_start
 from ematrace.experiments.base import Context
 from ematrace.experiments.gap_kept import KeptArm
-from ematrace.experiments.gap_sizes import MASKED
-from ematrace.experiments.gap_task import build_arm, tokenizer_folder, training_text
+from ematrace.experiments.gap_task import build_arm
+from ematrace.experiments.gap_text import tokenizer_folder, training_text
 
 SETTINGS = {"vocab_size": 300, "length": 16, "windows": 8}
 
@@ -22,7 +23,7 @@ def gradient(kind: str, units: int, k: int, seed: int) -> torch.Tensor:
     tokenizer = tokenizer_folder("builtin", SETTINGS["vocab_size"])
     text = training_text("builtin", "train", str(tokenizer))
     at = np.linspace(0, text.n_windows(16) - 1, 8).round().astype(int)
-    ids = torch.from_numpy(np.stack([text.window(int(i), 16) for i in at]))
+    ids = torch.from_numpy(text.windows(at, 16))
     torch.manual_seed(seed)
     model = build_arm(KeptArm(**asdict(MASKED), units=units, k=k), "2m", units, 300, 16)
     model.config.topk_grad = kind

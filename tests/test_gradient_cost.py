@@ -10,7 +10,7 @@ import pytest
 from scipy.stats import ttest_ind
 
 from cells_support import make_file, make_provenance, make_table
-from ematrace.analysis.gap_design import CHAIN, ArmFactors, kept_units
+from ematrace.analysis.gap_design import CHAIN, Arm, kept_units
 from ematrace.analysis.gap_scores import admit, runs_of
 from ematrace.analysis.gap_trend import CONTRASTS, GRADIENT
 from ematrace.analysis.gradient_cost import (
@@ -190,7 +190,7 @@ def test_two_seeds_of_other_numbers_kept_are_shown_without_an_interval() -> None
     )
 
 
-def flat(arm: ArmFactors, nats: float, **changes: Any) -> list[CellFile]:
+def flat(arm: Arm, nats: float, **changes: Any) -> list[CellFile]:
     """An arm on three seeds, with these nats on all tokens; SPEN's rise a little, so that there is an interval."""
     values = [nats + 0.001 * seed * (arm == SPEN) for seed in range(3)]
     return [run(arm, seed, value, value, **changes) for seed, value in enumerate(values)]

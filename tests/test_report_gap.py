@@ -17,7 +17,7 @@ import pytest
 from rich.console import Console
 
 from cells_support import make_table
-from ematrace.analysis.gap_design import ATTENTION, CHAIN, EMA, STEP_ENDS, ArmFactors, step_name
+from ematrace.analysis.gap_design import ATTENTION, CHAIN, EMA, STEP_ENDS, Arm, step_name
 from ematrace.ledger import build_ledger, load_claims
 from ematrace.report.charts import Fall, LineChart, RowChart, waterfall_chart
 from ematrace.report.data import ReportData
@@ -38,17 +38,17 @@ from doc_tables.gap_prose import NOT_RECORDED, details, findings, recall_finding
 from doc_tables.gap_rows import chain_rows, place_rows, share_rows, split_rows
 
 
-def nats_of(arm: ArmFactors) -> float:
+def nats_of(arm: Arm) -> float:
     """Half a nat for the top-k, .2 for its gradient, .1 for traces."""
     ffn = {"topk_ste": 0.7, "topk_masked": 0.5, "dense": 0.0}[arm.ffn]
     return 4.0 + ffn + 0.1 * arm.context.startswith("ema")
 
 
-def recall_of(arm: ArmFactors) -> float:
+def recall_of(arm: Arm) -> float:
     return 3.0 + 0.4 * arm.context.startswith("ema")
 
 
-def files(arms: Sequence[ArmFactors] = ARMS, size: str = "2m") -> list[CellFile]:
+def files(arms: Sequence[Arm] = ARMS, size: str = "2m") -> list[CellFile]:
     made = [
         run(arm, seed, nats_of(arm) + 0.001 * (i % 3) * seed, recall_of(arm) + 0.001 * (i % 2) * seed, size=size)
         for i, arm in enumerate(arms)
@@ -147,7 +147,7 @@ class TestFinding:
         assert "tokens per parameter, SPEN's block" not in text_of(first)
         masked = replace(CHAIN[0], ffn="topk_masked")
 
-        def text(nats: dict[ArmFactors, float], seeds: int = 1) -> str:
+        def text(nats: dict[Arm, float], seeds: int = 1) -> str:
             """`nats` are those of four fifths of the tokens."""
             settings = {"tokens": 104_857_600, "vocab_size": 50257}
             of: dict[str, Any] = {**AT_130M, "settings": settings, "parameters": 130_629_888.0}
@@ -319,7 +319,7 @@ class TestMarkdown:
             assert float(row[4].split(" ")[0].replace("−", "-")) == pytest.approx(planted, abs=0.003)
 
     def test_without_context_only_the_layer_changes(self, tmp_path: Path) -> None:
-        alone = [ArmFactors("none", ffn=ffn) for ffn in ("topk_ste", "topk_masked", "dense")]
+        alone = [Arm("none", ffn=ffn) for ffn in ("topk_ste", "topk_masked", "dense")]
         made = [run(arm, seed, 5.0 - 0.1 * i, 5.0 - 0.1 * i) for i, arm in enumerate(alone) for seed in range(2)]
         found = place_rows(data_of(tmp_path / "no context", *made, *sweep(alone)))
         assert found is not None

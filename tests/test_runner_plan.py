@@ -441,7 +441,7 @@ def test_what_is_missing_ends_a_run_with_code_2(capsys, monkeypatch, away):
 def test_cores_stand_in_for_a_gpu_only_when_asked(monkeypatch):
     """The same units, settings and files; no GPU is missing, and the command says where they ran."""
     monkeypatch.setattr(planning, "_sees_gpu", lambda request: False)
-    asked = Request(("gap_halves",), scale="gpu")
+    asked = Request(("gap_units",), scale="gpu")
     on_gpu, on_cores = make_plan(asked), make_plan(replace(asked, device="cpu"))
     assert on_gpu.missing
     assert not on_cores.missing
@@ -455,7 +455,8 @@ def test_cores_stand_in_for_a_gpu_only_when_asked(monkeypatch):
 
 
 GAP = [name for name in EXPERIMENTS if name.startswith("gap") or name == "trace_decoding"]
-AT_ONE_SPEED = {"gap_first_steps", "gap_start", "gap_all_units", "gap_predictions"}  # whose points take about the same
+# Whose points take about the same.
+AT_ONE_SPEED = {"gap_first_steps", "gap_start", "gap_halves", "gap_all_units", "gap_predictions"}
 
 
 @pytest.mark.parametrize("device", ["cuda", "cpu"])
@@ -493,7 +494,7 @@ def test_every_point_of_the_gap_has_a_time_of_its_own_and_a_toy_another(monkeypa
     for name in set(GAP) - AT_ONE_SPEED:
         assert EXPERIMENTS[name].seconds_of is not None, name
         assert min(unit.seconds for unit in make_plan(Request((name,), scale="gpu")).units) > 50, name
-        if name != "gap_halves":
+        if EXPERIMENTS[name].needs == "any":
             assert max(unit.seconds for unit in make_plan(Request((name,))).units) <= 20, name
 
 
@@ -514,8 +515,8 @@ def test_a_budget_that_is_no_whole_number_is_refused(value):
 @pytest.mark.parametrize(
     ("request_", "why"),
     [
-        (Request(("gap_halves",), device="cpu"), "--device cpu: it goes with --scale gpu"),
-        (Request(("gap_halves",), scale="gpu", device="cpu", per_gpu=2), "--per-gpu: none of these"),
+        (Request(("gap_units",), device="cpu"), "--device cpu: it goes with --scale gpu"),
+        (Request(("gap_units",), scale="gpu", device="cpu", per_gpu=2), "--per-gpu: none of these"),
     ],
 )
 def test_cores_cannot_stand_in_for_everything(request_, why):
@@ -525,19 +526,19 @@ def test_cores_cannot_stand_in_for_everything(request_, why):
 
 def test_what_measures_a_gpu_is_left_out_on_cores(monkeypatch):
     monkeypatch.setattr(planning, "_sees_gpu", lambda request: False)
-    plan = make_plan(Request(("gap_halves", "spen_streaming", "position"), scale="gpu", device="cpu"))
+    plan = make_plan(Request(("gap_units", "spen_streaming", "position"), scale="gpu", device="cpu"))
     assert list(plan.missing) == ["spen_streaming"]
     assert plan.needs_text(["spen_streaming"]).startswith("spen_streaming needs a GPU, which it measures: ")
-    assert {unit.experiment for unit in plan.without_missing().units} == {"gap_halves", "position"}
+    assert {unit.experiment for unit in plan.without_missing().units} == {"gap_units", "position"}
     assert {unit.device for unit in plan.units} == {"cpu"}
-    on_gpu = make_plan(Request(("gap_halves", "position"), scale="gpu"))
-    assert {(unit.experiment, unit.device) for unit in on_gpu.units} == {("gap_halves", "cuda"), ("position", "cpu")}
+    on_gpu = make_plan(Request(("gap_units", "position"), scale="gpu"))
+    assert {(unit.experiment, unit.device) for unit in on_gpu.units} == {("gap_units", "cuda"), ("position", "cpu")}
 
 
 def test_what_cores_measured_is_there_for_cores_alone(monkeypatch, away):
     """A GPU measures it again; what a GPU measured is there for both."""
     monkeypatch.setattr(planning, "_sees_gpu", lambda request: True)
-    asked = Request(("gap_halves",), scale="gpu", out=away, only=("seed=0", "lr=0.004", "ffn=topk_ste"))
+    asked = Request(("gap_units",), scale="gpu", out=away, only=("seed=0", "units=512", "ffn=topk_ste"))
     [unit] = make_plan(asked).units
     of = {"experiment": unit.experiment, "factors": unit.factors, "settings": unit.settings, "scale": "gpu"}
     for hardware, there in (({"cpu": "x"}, (False, True)), ({"cpu": "x", "gpu": "y"}, (True, True))):

@@ -16,9 +16,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from ematrace.analysis.gap_design import SPEN, Arm
 from ematrace.experiments import trace_decoding
 from ematrace.experiments.base import Context, Point
-from ematrace.experiments.gap_task import SPEN, Arm, build_arm
+from ematrace.experiments.gap_task import build_arm
 from ematrace.experiments.token_readers import (
     Fitting,
     Prior,

@@ -181,7 +181,7 @@ def test_batches_depend_on_seed_and_step_alone(step: int, micro_batch: int, proc
 
 def test_loss_of_a_transformer_is_its_own_loss(packed: PackedTokens) -> None:
     model = build_model("gpt2-tiny", VOCABULARY, 0, GPT2, length=16).eval()
-    ids = torch.from_numpy(np.stack([packed.window(i, 16) for i in range(3)]))
+    ids = torch.from_numpy(packed.windows(range(3), 16))
     loss, cross_entropy = LanguageModelLoss(model)(ids)
     logits = model(ids[:, :-1]).logits
     expected = nn.functional.cross_entropy(logits.reshape(-1, VOCABULARY), ids[:, 1:].reshape(-1))
@@ -191,7 +191,7 @@ def test_loss_of_a_transformer_is_its_own_loss(packed: PackedTokens) -> None:
 
 def test_loss_of_spen_has_its_balance_and_its_cross_entropy(packed: PackedTokens) -> None:
     model = build_model("spen-tiny", VOCABULARY, 0, (*SPEN, "load_balance=0.5"))
-    ids = torch.from_numpy(np.stack([packed.window(i, 16) for i in range(3)]))
+    ids = torch.from_numpy(packed.windows(range(3), 16))
     loss, cross_entropy = LanguageModelLoss(model.train())(ids)
     hidden = model.model(ids[:, :-1]).last_hidden_state
     expected = linear_cross_entropy(hidden.reshape(-1, 16), model.lm_head.weight, ids[:, 1:].reshape(-1))
@@ -241,7 +241,7 @@ def test_one_update_is_adamw_of_the_clipped_mean_gradient(text: Path, tmp_path: 
     model = build_model("gpt2-tiny", VOCABULARY, 0, GPT2, length=16).double()
     packs = pack(config.data, load_tokenizer(text / "tokenizer"))
     windows = window_order(packs.n_windows(16), 0, 0)[:4]
-    ids = torch.from_numpy(np.stack([packs.window(int(i), 16) for i in windows]))
+    ids = torch.from_numpy(packs.windows(windows, 16))
     logits = model(ids[:, :-1]).logits
     nn.functional.cross_entropy(logits.reshape(-1, VOCABULARY), ids[:, 1:].reshape(-1)).backward()
     norm = math.sqrt(sum(float(p.grad.square().sum()) for p in model.parameters()))
@@ -279,7 +279,7 @@ def test_summary_and_model_folder(text: Path, tmp_path: Path) -> None:
     model, tokenizer = load_model(config.out / "model")
     held_out = pack(str(text / "validation.jsonl"), tokenizer)
     n = held_out.n_windows(16)
-    ids = torch.from_numpy(np.stack([held_out.window(int(i), 16) for i in np.linspace(0, n - 1, 6).round()]))
+    ids = torch.from_numpy(held_out.windows(np.linspace(0, n - 1, 6).round(), 16))
     with torch.no_grad():
         logits = model.eval()(ids[:, :-1]).logits
     expected = nn.functional.cross_entropy(logits.reshape(-1, VOCABULARY), ids[:, 1:].reshape(-1))
@@ -304,7 +304,7 @@ def test_validation_is_a_mean_over_tokens_without_dropout(text: Path, tmp_path: 
     model, tokenizer = load_model(config.out / "model")
     held_out = pack(str(text / "validation.jsonl"), tokenizer)
     chosen = np.linspace(0, held_out.n_windows(16) - 1, 5).round()
-    ids = torch.from_numpy(np.stack([held_out.window(int(i), 16) for i in chosen]))
+    ids = torch.from_numpy(held_out.windows(chosen, 16))
     with torch.no_grad():
         logits = model.eval()(ids[:, :-1]).logits
     expected = nn.functional.cross_entropy(logits.reshape(-1, VOCABULARY), ids[:, 1:].reshape(-1))

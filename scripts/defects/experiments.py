@@ -48,20 +48,20 @@ def failure_loses_the_rest_of_its_job(local: Any) -> None:
     wrap(local.Slot, "collect", give_up)
 
 
-@defect("experiments.gap_straight_through", "test_gap_gradients.py", "loss_function or below_a_selection")
-def straight_through_gradient_is_compared_with_itself(gap_straight_through: Any) -> None:
+@defect("experiments.gap_gradients", "test_gap_gradients.py", "loss_function or below_a_selection")
+def straight_through_gradient_is_compared_with_itself(gap_gradients: Any) -> None:
     """The "true" gradient is the straight-through one as well: every cosine is 1."""
-    with_arguments(gap_straight_through, "gradient", topk_grad=lambda kind: "ste")
+    with_arguments(gap_gradients, "gradient", topk_grad=lambda kind: "ste")
 
 
-@defect("experiments.gap_straight_through", "test_gap_gradients.py", "while_it_trains")
-def every_step_is_the_last(gap_straight_through: Any) -> None:
+@defect("experiments.gap_gradients", "test_gap_gradients.py", "while_it_trains")
+def every_step_is_the_last(gap_gradients: Any) -> None:
     """The model at the end of the training is measured at all steps."""
 
     def final(original: Any) -> Any:
         return lambda step, trained: original(trained.summary.steps, trained)
 
-    wrap(gap_straight_through, "model_after", final)
+    wrap(gap_gradients, "model_after", final)
 
 
 @defect("experiments.gap_sparsity", "test_gap_predictors.py", "keeps_what_it_says")

@@ -10,7 +10,7 @@ import numpy as np
 from doc_tables.gap_rows import first_and_last
 from ematrace.analysis.gap import Chain, RecallShare, Shares, ratio
 from ematrace.analysis.gap_design import CHANGES as STEPS
-from ematrace.analysis.gap_design import JOINED_NAME, SPEN, ArmFactors
+from ematrace.analysis.gap_design import JOINED_NAME, SPEN, Arm
 from ematrace.analysis.plan import MARGIN
 from ematrace.report.data import ReportData
 from ematrace.report.formatting import listed, number, with_interval
@@ -182,12 +182,12 @@ def _mixers(gap: GapData) -> Iterator[str]:
     )
 
 
-def _gaps(gap: GapData, attention: ArmFactors) -> str:
+def _gaps(gap: GapData, attention: Arm) -> str:
     """On every text."""
     return listed([with_interval(f["pair"].gap) for _, f in _recall_by_text(gap, attention) if "pair" in f])
 
 
-def _recall_by_text(gap: GapData, attention: ArmFactors) -> Iterator[tuple[str, dict[str, RecallShare]]]:
+def _recall_by_text(gap: GapData, attention: Arm) -> Iterator[tuple[str, dict[str, RecallShare]]]:
     for text in gap.scores.texts:
         yield text, {r.definition: r for r in gap.recall if (r.text, r.attention) == (text, attention)}
 

@@ -19,15 +19,20 @@ from ematrace.analysis.gap_design import (
     ATTENTION_AT_FIXED_WIDTH,
     BETWEEN,
     CHAIN,
+    DIRECT,
     EMA,
     EMA_AT_FIXED_WIDTH,
+    GPT2,
     HALVES,
+    LEARNED,
+    NO_ERROR,
     NO_ERROR_AT_FIXED_WIDTH,
     PLAYERS,
+    SPEN,
     STEP_ENDS,
     STRAIGHT_THROUGH,
     WITHOUT_POSITIONS,
-    ArmFactors,
+    Arm,
     arm_name,
     corner,
     step_name,
@@ -68,7 +73,7 @@ class Chain:
     whole: Step
     """From one end to the other, measured as one step."""
     seeds: tuple[int, ...]
-    missing: Mapping[ArmFactors, Absence]
+    missing: Mapping[Arm, Absence]
     """Arms that are not there or lack a seed of the others; the steps on both sides of one are shown as one step."""
     halves: tuple[Step, ...] = ()
     """Of the joined step: attention without positions, then learned positions. Empty where an arm is missing."""
@@ -81,7 +86,7 @@ class Chain:
 
 def build_chain(scores: GapScores, text: str) -> Chain | None:
     """None where an end of the chain is missing: then there is no distance."""
-    ends = (CHAIN[0], CHAIN[-1])
+    ends = (SPEN, GPT2)
     if any(arm not in scores.arms for arm in ends):
         return None
     seeds = scores.seeds_of_most([arm for arm in STEP_ENDS if arm in scores.arms], ends)
@@ -99,7 +104,7 @@ def build_chain(scores: GapScores, text: str) -> Chain | None:
     return Chain(text, start, end, tuple(steps), whole, seeds, missing, halves)
 
 
-def _absence(scores: GapScores, arm: ArmFactors, seeds: Sequence[int]) -> Absence | None:
+def _absence(scores: GapScores, arm: Arm, seeds: Sequence[int]) -> Absence | None:
     if arm not in scores.arms:
         return scores.absence(arm)
     lacking = [seed for seed in seeds if seed not in scores.arms[arm]]
@@ -111,7 +116,7 @@ def _halves(scores: GapScores, text: str, seeds: Sequence[int]) -> tuple[Step, .
     return tuple(_step(scores, text, *ends, seeds) for ends in pairwise(HALVES))
 
 
-def _step(scores: GapScores, text: str, before: ArmFactors, after: ArmFactors, seeds: Sequence[int]) -> Step:
+def _step(scores: GapScores, text: str, before: Arm, after: Arm, seeds: Sequence[int]) -> Step:
     nats = scores.nats(before, text, "all", seeds) - scores.nats(after, text, "all", seeds)
     recall, other = (
         scores.part_nats(before, text, part, seeds) - scores.part_nats(after, text, part, seeds)
@@ -128,9 +133,7 @@ def _step(scores: GapScores, text: str, before: ArmFactors, after: ArmFactors, s
     return Step(step_name(before, after), whole, on_recall, on_other, None, over_text)
 
 
-def _over_text(
-    scores: GapScores, text: str, before: ArmFactors, after: ArmFactors, seeds: Sequence[int]
-) -> Interval | None:
+def _over_text(scores: GapScores, text: str, before: Arm, after: Arm, seeds: Sequence[int]) -> Interval | None:
     one, other = (scores.stretches(arm, text, seeds) for arm in (before, after))
     if one is None or other is None or one.shape != other.shape or len(seeds) < 2:
         return None
@@ -176,7 +179,7 @@ class Shares:
     seeds: tuple[int, ...]
 
 
-def factorial_arms() -> list[ArmFactors]:
+def factorial_arms() -> list[Arm]:
     """All arms that the shares are computed from."""
     found = [corner(before | {p}) for p in PLAYERS for before, _ in occasions(p, list(PLAYERS))]
     found += [corner(before) for p in PLAYERS for before, _ in occasions(p, list(PLAYERS))]
@@ -195,7 +198,7 @@ def build_shares(scores: GapScores, text: str, gradient: str = STRAIGHT_THROUGH)
     seeds = scores.common_seeds(arms)
     players = list(PLAYERS)
 
-    def nats(arm: ArmFactors) -> Values:
+    def nats(arm: Arm) -> Values:
         return scores.nats(arm, text, "all", seeds)
 
     def worth(moved: frozenset[str]) -> Values:
@@ -246,7 +249,7 @@ class RecallShare:
 
     text: str
     definition: str
-    attention: ArmFactors
+    attention: Arm
     gap: Sample
     recall: Ratio
     tokens: float
@@ -266,9 +269,7 @@ DEFINITIONS = {
 }
 
 
-def build_recall(
-    scores: GapScores, text: str, definition: str, attention: ArmFactors = ATTENTION
-) -> RecallShare | None:
+def build_recall(scores: GapScores, text: str, definition: str, attention: Arm = ATTENTION) -> RecallShare | None:
     """None where an arm is missing, or its cells have not these slices."""
     arms = {"EMA": EMA, "attention": attention}
     if any(arm not in scores.arms for arm in arms.values()) or not (seeds := scores.common_seeds(arms.values())):
@@ -277,10 +278,10 @@ def build_recall(
     if not all(scores.has(arm, text, name, seeds) for arm in arms.values() for name in (*part, *rest)):
         return None
 
-    def sums(arm: ArmFactors, names: Sequence[str]) -> Values:
+    def sums(arm: Arm, names: Sequence[str]) -> Values:
         return np.asarray(np.sum([scores.part_nats(arm, text, name, seeds) for name in names], axis=0))
 
-    def mean(arm: ArmFactors, names: Sequence[str]) -> Sample | None:
+    def mean(arm: Arm, names: Sequence[str]) -> Sample | None:
         share = math.fsum(scores.share(arm, text, name, seeds[0]) for name in names)
         return Sample(tuple(sums(arm, names) / share)) if share else None
 
@@ -313,11 +314,10 @@ def doubts(scores: GapScores, shares: Sequence[Shares], chains: Sequence[Chain] 
     few = [f"{arm_name(arm)} ({len(runs)})" for arm, runs in scores.arms.items() if len(runs) < SEEDS]
     if few and scores.size == MAIN:
         found.append(f"Fewer seeds than the plan's {SEEDS}: {'; '.join(few)}.")
-    learned, gpt2 = CHAIN[-2:]
-    both = learned in scores.arms and gpt2 in scores.arms
-    if both and (seeds := scores.common_seeds((learned, gpt2))):
+    both = LEARNED in scores.arms and GPT2 in scores.arms
+    if both and (seeds := scores.common_seeds((LEARNED, GPT2))):
         for one in scores.texts:
-            apart = (scores.nats(learned, one, "all", seeds) - scores.nats(gpt2, one, "all", seeds)).mean()
+            apart = (scores.nats(LEARNED, one, "all", seeds) - scores.nats(GPT2, one, "all", seeds)).mean()
             if abs(apart) > MARGIN:
                 found.append(f"GPT-2's block and the skeleton with its parts are {abs(apart):.2f} nats apart on {one}.")
     found += [
@@ -342,7 +342,7 @@ def _sign_doubts(chains: Sequence[Chain]) -> list[str]:
 # Steps that also change the feed-forward layer's width: with parameters matched, and with SPEN's width on both sides.
 TWINS = {
     "Attention against traces": ((EMA, WITHOUT_POSITIONS), (EMA_AT_FIXED_WIDTH, ATTENTION_AT_FIXED_WIDTH), "context"),
-    "No prediction error": ((CHAIN[4], CHAIN[5]), (CHAIN[4], NO_ERROR_AT_FIXED_WIDTH), "the error"),
+    "No prediction error": ((DIRECT, NO_ERROR), (DIRECT, NO_ERROR_AT_FIXED_WIDTH), "the error"),
 }
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ematrace.analysis.gap import Chain
-from ematrace.analysis.gap_design import CHAIN
+from ematrace.analysis.gap_design import GPT2, SPEN
 from ematrace.analysis.gap_scores import SWEEP, GapScores, Run, runs_of
 from ematrace.analysis.plan import MARGIN
 from ematrace.intervals import welch_difference_interval
@@ -52,7 +52,7 @@ def build_closure(table: Table, scores: GapScores, chain: Chain) -> Closure | No
     """None where no seed of the sweep has both ends, scored on the chain's tokens at the rates that it uses."""
     swept = runs_of(table, SWEEP, scores.size)
     again = []
-    for arm in (CHAIN[0], CHAIN[-1]):
+    for arm in (SPEN, GPT2):
         used = scores.arms[arm][chain.seeds[0]]
         again.append({run.seed: run for run in swept if run.arm == arm and _repeats(run, used, chain.text)})
     seeds = common_seeds(again)

@@ -9,18 +9,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ematrace.analysis.gap import Ratio, ratio
-from ematrace.analysis.gap_design import ATTENTION, CHAIN, EMA, LEARNED, SPEN, WITHOUT_POSITIONS, ArmFactors
+from ematrace.analysis.gap_design import ATTENTION, EMA, LEARNED, SPEN, TRUE_GRADIENT, WITHOUT_POSITIONS, Arm
 from ematrace.analysis.gap_scores import GapScores, Values
 from ematrace.results import Sample
 
-NO_CONTEXT = ArmFactors("none")
-CONTEXTS: Mapping[str, ArmFactors] = {
+NO_CONTEXT = Arm("none")
+CONTEXTS: Mapping[str, Arm] = {
     "EMA traces": EMA,
     "attention without positions": WITHOUT_POSITIONS,
     "attention with learned positions": LEARNED,
     "attention with RoPE": ATTENTION,
     "SPEN's block": SPEN,
-    "SPEN's block, no load-balance loss, true gradient": CHAIN[2],
+    "SPEN's block, no load-balance loss, true gradient": TRUE_GRADIENT,
 }
 PARTS = ("all", "recall", "other")
 """Tokens that repeat a pair seen before in the window, and all others."""

@@ -16,7 +16,7 @@ from ematrace.analysis.gap_scores import Run, Values, runs_of
 from ematrace.analysis.plan import LEAST_SEEDS
 from ematrace.results import Sample, Table
 
-EXPERIMENT = "gap_halves"
+EXPERIMENTS = ("gap_halves", "gap_halves_2m")
 FIRST_ADDED = 3  # the first seed that the plan added later
 TRUE, WEIGHTS, THROUGH, BOTH = "topk_masked", "topk_ste_weights", "topk_ste_through", "topk_ste"
 Outcome = Literal["weights", "through", "either", "together", "undecided", "too few seeds"]
@@ -65,9 +65,10 @@ class Halves:
 def build_halves(table: Table, text: str = "validation") -> list[Halves]:
     """By size and learning rate, where all four gradients have seeds and settings in common."""
     found = []
-    for size in map(str, table.values_of(EXPERIMENT, "size")):
+    sizes = [(experiment, str(size)) for experiment in EXPERIMENTS for size in table.values_of(experiment, "size")]
+    for experiment, size in sizes:
         by_rate: dict[tuple[float, str], dict[str, dict[int, Run]]] = defaultdict(lambda: defaultdict(dict))
-        for run in runs_of(table, EXPERIMENT, size):
+        for run in runs_of(table, experiment, size):
             if (text, "all") in run.nats and run.nats[text, "all"].value is not None:
                 by_rate[run.lr, run.conditions][run.arm.ffn][run.seed] = run
         found += [one for (lr, _), runs in by_rate.items() if (one := _halves(size, lr, runs, text)) is not None]

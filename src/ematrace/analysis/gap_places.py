@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import product
 
-from ematrace.analysis.gap_design import ATTENTION, BETWEEN, EMA, PLAYERS, ArmFactors
+from ematrace.analysis.gap_design import ATTENTION, BETWEEN, EMA, PLAYERS, Arm
 from ematrace.analysis.gap_scores import GapScores
 from ematrace.results import Sample
 
@@ -30,7 +30,7 @@ CHANGES = (
 class Place:
     change: str
     factor: str
-    where: ArmFactors
+    where: Arm
     """The arm before the change."""
     nats: Mapping[str, Sample]
     """By text: how far the change lowers the loss, seed by seed."""
@@ -60,5 +60,5 @@ def build_places(scores: GapScores) -> Iterator[Place]:
                 )
 
 
-def context_name(arm: ArmFactors) -> str:
+def context_name(arm: Arm) -> str:
     return {EMA.context: "traces", ATTENTION.context: "attention with rope"}.get(arm.context, arm.context)

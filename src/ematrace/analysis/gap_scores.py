@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ematrace.analysis.gap_design import ArmFactors
+from ematrace.analysis.gap_design import Arm
 from ematrace.analysis.plan import TEXTS
 from ematrace.analysis.rates import JUMP, TRAINED, Sweep, largest_rise, sweeps_of
 from ematrace.results import Metric, StoredCell, Table, common_seeds, derived
@@ -50,7 +50,7 @@ class Absence:
 class Run:
     """One trained model: one file of cells."""
 
-    arm: ArmFactors
+    arm: Arm
     lr: float
     seed: int
     path: Path
@@ -105,12 +105,12 @@ class GapScores:
     """The runs of one size that may be published, by arm and seed."""
 
     size: str
-    arms: Mapping[ArmFactors, Mapping[int, Run]]
-    refused: Mapping[ArmFactors, Absence]
+    arms: Mapping[Arm, Mapping[int, Run]]
+    refused: Mapping[Arm, Absence]
     """Arms that have cells which may not be published, and why."""
     dropped: Sequence[str] = ()
     """Files that do not fit the others."""
-    swept: frozenset[ArmFactors] = frozenset()
+    swept: frozenset[Arm] = frozenset()
     """Arms whose rates were tried."""
 
     @property
@@ -122,17 +122,17 @@ class GapScores:
         found = {text for runs in self.arms.values() for run in runs.values() for text, _ in run.nats}
         return (*(text for text in TEXTS if text in found), *sorted(found - set(TEXTS)))
 
-    def absence(self, arm: ArmFactors) -> Absence | None:
+    def absence(self, arm: Arm) -> Absence | None:
         """None where the arm is there."""
         if arm in self.arms:
             return None
         unswept = bool(self.swept) and arm not in self.swept
         return self.refused.get(arm, Absence(NOT_SWEPT, SWEEP) if unswept else Absence("no cells"))
 
-    def common_seeds(self, arms: Iterable[ArmFactors]) -> tuple[int, ...]:
+    def common_seeds(self, arms: Iterable[Arm]) -> tuple[int, ...]:
         return common_seeds(self.arms[arm] for arm in arms)
 
-    def seeds_of_most(self, arms: Iterable[ArmFactors], needed: Iterable[ArmFactors]) -> tuple[int, ...]:
+    def seeds_of_most(self, arms: Iterable[Arm], needed: Iterable[Arm]) -> tuple[int, ...]:
         """The seeds that keep the most runs of `arms`, out of those that all of `needed` have.
 
         An arm that lacks one of them is to be left out, not the seed: a seed that broke down is missing, too.
@@ -144,40 +144,40 @@ class GapScores:
         best = max(possible, key=lambda seeds: (kept[seeds], len(seeds), sorted(seeds)))
         return tuple(sorted(best))
 
-    def nats(self, arm: ArmFactors, text: str, part: str, seeds: Sequence[int]) -> Values:
+    def nats(self, arm: Arm, text: str, part: str, seeds: Sequence[int]) -> Values:
         """Mean nats per token of that slice, by seed."""
         return np.array([self._metric(arm, text, part, seed).value for seed in seeds], dtype=np.float64)
 
-    def has(self, arm: ArmFactors, text: str, part: str, seeds: Sequence[int]) -> bool:
+    def has(self, arm: Arm, text: str, part: str, seeds: Sequence[int]) -> bool:
         return all(self.arms[arm][seed].of(text, part) is not None for seed in seeds)
 
-    def share(self, arm: ArmFactors, text: str, part: str, seed: int) -> float:
+    def share(self, arm: Arm, text: str, part: str, seed: int) -> float:
         """Of the text's tokens, those in that slice."""
         return (self._metric(arm, text, part, seed).n or 0) / (self._metric(arm, text, "all", seed).n or 1)
 
-    def part_nats(self, arm: ArmFactors, text: str, part: str, seeds: Sequence[int]) -> Values:
+    def part_nats(self, arm: Arm, text: str, part: str, seeds: Sequence[int]) -> Values:
         """Sum over the slice's tokens per token of the whole text, so that the parts of a text add up to its nats."""
         if not self.share(arm, text, part, seeds[0]):
             return np.zeros(len(seeds))
         shares = np.array([self.share(arm, text, part, seed) for seed in seeds])
         return np.asarray(self.nats(arm, text, part, seeds) * shares)
 
-    def _metric(self, arm: ArmFactors, text: str, part: str, seed: int) -> Metric:
+    def _metric(self, arm: Arm, text: str, part: str, seed: int) -> Metric:
         run = self.arms[arm][seed]
         if (metric := run.of(text, part)) is None:
             raise ValueError(f"{run.path}: no nats of slice {part!r} of {text!r}")
         return metric
 
-    def stretches(self, arm: ArmFactors, text: str, seeds: Sequence[int]) -> Values | None:
+    def stretches(self, arm: Arm, text: str, seeds: Sequence[int]) -> Values | None:
         """Nats [seeds, stretches of the text]; None where a run does not have them."""
         found = [self.arms[arm][seed].stretches.get(text, ()) for seed in seeds]
         return np.array(found) if found[0] and len({len(of) for of in found}) == 1 else None
 
-    def diverged(self, arm: ArmFactors) -> tuple[int, ...]:
+    def diverged(self, arm: Arm) -> tuple[int, ...]:
         """Seeds on which training did."""
         return tuple(sorted(seed for seed, run in self.arms[arm].items() if run.diverged))
 
-    def model_metric(self, arm: ArmFactors, name: str) -> float | None:
+    def model_metric(self, arm: Arm, name: str) -> float | None:
         run = next(iter(self.arms[arm].values()))
         return run.metrics[name].value if name in run.metrics else None
 
@@ -194,7 +194,7 @@ def runs_of(table: Table, experiment: str, size: str) -> tuple[Run, ...]:
 
 def _run(path: Path, cells: Sequence[StoredCell]) -> Run | None:
     first = cells[0].cell
-    arm, lr = ArmFactors.of(first.factors), first.factors.get("lr")
+    arm, lr = Arm.of(first.factors), first.factors.get("lr")
     if arm is None or not isinstance(lr, int | float):
         return None
     scored = [c.cell for c in cells if "text" in c.cell.factors and "slice" in c.cell.factors]
@@ -244,9 +244,7 @@ def load_scores(table: Table, size: str) -> GapScores:
     return replace(scores, refused={**waiting, **scores.refused}, swept=frozenset(swept))
 
 
-def admit(
-    runs: Sequence[Run], size: str, rate_of: Callable[[ArmFactors, Sequence[float]], float | Absence]
-) -> GapScores:
+def admit(runs: Sequence[Run], size: str, rate_of: Callable[[Arm, Sequence[float]], float | Absence]) -> GapScores:
     """The runs that may stand beside each other: what most have in common decides.
 
     `rate_of` says which rate of an arm counts, given those that it has runs of.
@@ -255,8 +253,8 @@ def admit(
         return GapScores(size, {}, {})
     count = Counter(run.conditions for run in runs)
     first = next(run for run in runs if run.conditions == count.most_common(1)[0][0])
-    of_arm: dict[ArmFactors, list[Run]] = defaultdict(list)
-    refused: dict[ArmFactors, Absence] = {}
+    of_arm: dict[Arm, list[Run]] = defaultdict(list)
+    refused: dict[Arm, Absence] = {}
     dropped = []
     for run in runs:
         if unknown := [text for (text, part), nats in run.nats.items() if part == "all" and nats.value is None]:
@@ -267,7 +265,7 @@ def admit(
             dropped.append(f"{run.path.parent.name}/{run.path.name}: {_difference(first, run)}")
             refused[run.arm] = Absence(f"of other settings: {_difference(first, run)}")
     usual = median([run.parameters for found in of_arm.values() for run in found if run.parameters is not None] or [0])
-    arms: dict[ArmFactors, dict[int, Run]] = {}
+    arms: dict[Arm, dict[int, Run]] = {}
     for arm, found in of_arm.items():
         rate = rate_of(arm, sorted({run.lr for run in found}))
         odd = [run.parameters for run in found if arm.width == "matched" and not _close(run.parameters, usual)]
@@ -285,10 +283,10 @@ def _close(parameters: float | None, usual: float) -> bool:
 
 
 @derived
-def sweeps(table: Table, size: str, experiment: str) -> Mapping[ArmFactors, Sweep]:
+def sweeps(table: Table, size: str, experiment: str) -> Mapping[Arm, Sweep]:
     """The rates that were tried, by arm."""
     cells = [stored.cell for stored in table.evidence.get(experiment, ()) if stored.cell.factors.get("size") == size]
-    found = [(ArmFactors.of(sweep.factors), sweep) for sweep in sweeps_of(cells)]
+    found = [(Arm.of(sweep.factors), sweep) for sweep in sweeps_of(cells)]
     return {arm: sweep for arm, sweep in found if arm is not None}
 
 

@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from ematrace.analysis.gap_design import ATTENTION, EMA, SPEN, ArmFactors, corner
+from ematrace.analysis.gap_design import ATTENTION, EMA, MASKED, SPEN, Arm, corner
 from ematrace.analysis.gap_scores import GapScores, Run, runs_of
-from ematrace.analysis.gap_trend import MASKED
 from ematrace.analysis.plan import LEAST_SEEDS, MARGIN
 from ematrace.results import Sample, Table, common_seeds
 
@@ -27,7 +26,7 @@ STEPS = {
 class Agreement:
     """Nats of the second implementation of an arm minus those of the first, paired by seed."""
 
-    arm: ArmFactors
+    arm: Arm
     difference: Sample
     on_recall: Sample
     """The same on tokens that complete a pair seen before."""
@@ -82,14 +81,14 @@ def steps_twice(table: Table, scores: GapScores, text: str) -> list[StepTwice]:
     return found
 
 
-def _second_runs(table: Table, size: str) -> dict[ArmFactors, dict[int, Run]]:
-    runs: dict[ArmFactors, dict[int, Run]] = {}
+def _second_runs(table: Table, size: str) -> dict[Arm, dict[int, Run]]:
+    runs: dict[Arm, dict[int, Run]] = {}
     for run in runs_of(table, SECOND, size):
         runs.setdefault(run.arm, {})[run.seed] = run
     return runs
 
 
-def _first_runs(table: Table, scores: GapScores, arm: ArmFactors, second: Mapping[int, Run]) -> Mapping[int, Run]:
+def _first_runs(table: Table, scores: GapScores, arm: Arm, second: Mapping[int, Run]) -> Mapping[int, Run]:
     """By seed those of `gap`; of an arm that is not in it, runs elsewhere with the parameters of the second's."""
     if arm in scores.arms or arm in scores.refused:
         return scores.arms.get(arm, {})

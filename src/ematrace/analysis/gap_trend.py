@@ -15,7 +15,7 @@ import numpy as np
 
 from ematrace.analysis import gap_design
 from ematrace.analysis.gap import Ratio, ratio
-from ematrace.analysis.gap_design import ATTENTION, CHAIN, EMA, SPEN, ArmFactors, over_width
+from ematrace.analysis.gap_design import ATTENTION, DENSE, EMA, GPT2, MASKED, SPEN, Arm, over_width
 from ematrace.analysis.gap_scores import (
     EXPERIMENT,
     MAIN,
@@ -37,7 +37,6 @@ SIZES, LARGEST, UNITS = "gap_sizes", "gap_130m", "gap_units"
 SIZE_SWEEP = "gap_size_rates"
 FROM_MAIN = ("130m",)  # sizes at which a rate may be that of the main size over the width
 # Which arm is how much worse than which: what SPEN lacks to GPT-2, and parts of it.
-GPT2, DENSE, MASKED = CHAIN[-1], CHAIN[3], replace(SPEN, ffn="topk_masked")
 WHOLE, GRADIENT = "SPEN to GPT-2", "SPEN to its true gradient"
 CONTRASTS = {
     WHOLE: (SPEN, GPT2),
@@ -70,7 +69,7 @@ class Contrast:
     """That of the straight-through gradient, where its arms are there."""
     gradient_runs: tuple[Run, ...]
     """Behind the difference that it makes."""
-    left_out: Mapping[ArmFactors, Absence]
+    left_out: Mapping[Arm, Absence]
     """Arms of these differences that have cells which may not be published."""
 
     @property
@@ -145,9 +144,7 @@ def _contrast(
     )
 
 
-def _shares_of_whole(
-    scores: GapScores, parts: Mapping[str, tuple[ArmFactors, ArmFactors]], text: str
-) -> dict[str, Ratio]:
+def _shares_of_whole(scores: GapScores, parts: Mapping[str, tuple[Arm, Arm]], text: str) -> dict[str, Ratio]:
     """Of the distance from SPEN to GPT-2, on the seeds that all arms have; empty with too few of them."""
     arms = list(dict.fromkeys([*CONTRASTS[WHOLE], *(arm for ends in parts.values() for arm in ends)]))
     if any(arm not in scores.arms for arm in arms) or len(seeds := scores.common_seeds(arms)) < LEAST_SEEDS:
@@ -157,16 +154,17 @@ def _shares_of_whole(
     return {name: ratio(nats[one] - nats[other], whole) for name, (one, other) in parts.items()}
 
 
-def rate_of_plan(table: Table, size: str) -> Callable[[ArmFactors, Sequence[float]], float | Absence]:
+def rate_of_plan(table: Table, size: str) -> Callable[[Arm, Sequence[float]], float | Absence]:
     """Which rate of an arm counts at a size.
 
-    By the plan an arm with load balance has the rate of the same without, unless it was swept itself.
+    By the plan an arm with load balance has the rate of the same without, unless it was swept itself. This is written
+    again here, apart from `Arm.swept_as`, by which the experiments choose: one checks the other.
     """
     main, own = sweeps(table, MAIN, SWEEP), sweeps(table, size, SIZE_SWEEP)
     borrowed = {replace(a, load_balance=SPEN.load_balance): sweep for a, sweep in main.items() if a.load_balance == 0.0}
     main = {**borrowed, **main}
 
-    def rate_of(arm: ArmFactors, rates: Sequence[float]) -> float | Absence:
+    def rate_of(arm: Arm, rates: Sequence[float]) -> float | Absence:
         if size == MAIN:
             return published_rate(rates, main.get(arm), size)
         if size not in FROM_MAIN or arm in own:
@@ -184,7 +182,7 @@ def rate_of_plan(table: Table, size: str) -> Callable[[ArmFactors, Sequence[floa
 
 
 def paired_difference(
-    scores: GapScores, ends: tuple[ArmFactors, ArmFactors], text: str, least: int
+    scores: GapScores, ends: tuple[Arm, Arm], text: str, least: int
 ) -> tuple[Sample, tuple[int, ...]] | None:
     """Nats by which the first arm is worse than the second, and the seeds; None with fewer than `least` in common."""
     if any(arm not in scores.arms for arm in ends) or len(seeds := scores.common_seeds(ends)) < least:
@@ -193,6 +191,6 @@ def paired_difference(
     return Sample(tuple(worse - better)), seeds
 
 
-def _too_few(scores: GapScores, least: int) -> dict[ArmFactors, Absence]:
+def _too_few(scores: GapScores, least: int) -> dict[Arm, Absence]:
     few = {arm: sorted(runs) for arm, runs in scores.arms.items() if len(runs) < least}
     return {arm: Absence(f"seeds {', '.join(map(str, seeds))}: it takes {least}") for arm, seeds in few.items()}

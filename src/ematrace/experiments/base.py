@@ -173,6 +173,19 @@ def accuracy(
     return Metric(value if n else None, unit="accuracy", n=n, better=better, n_effective=n_effective)
 
 
+def cross_entropy(nats: float, n: int | None = None) -> Metric:
+    """Mean of n tokens; unknown if it is not finite.
+
+    >>> cross_entropy(4.5, n=500)
+    Metric(value=4.5, unit='nats', n=500, better='low')
+    """
+    return number(nats, "nats", "low", n)
+
+
+def perplexity(value: float, n: int | None = None) -> Metric:
+    return number(value, "perplexity", "low", n)
+
+
 def rows_of(measured: Measured) -> list[Row]:
     """What `measure` returned, as rows. A plain number is a metric; one that is not finite is unknown."""
     if not isinstance(measured, Mapping):
@@ -180,14 +193,14 @@ def rows_of(measured: Measured) -> list[Row]:
     return [Row({}, {name: m if isinstance(m, Metric) else number(m) for name, m in measured.items()})]
 
 
-def number(value: float, unit: str = "", better: Literal["low", "high"] | None = None) -> Metric:
+def number(value: float, unit: str = "", better: Literal["low", "high"] | None = None, n: int | None = None) -> Metric:
     """A metric that is no accuracy; unknown if it is not finite.
 
     >>> number(float("nan")).value is None
     True
     """
     value = float(value)
-    return Metric(value if math.isfinite(value) else None, unit=unit, better=better)
+    return Metric(value if math.isfinite(value) else None, unit=unit, n=n, better=better)
 
 
 def merged(settings: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:

@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+from ematrace.analysis.gap_design import Arm, over_width
 from ematrace.analysis.rates import SWEEP_SEED
 from ematrace.experiments.base import Point
 from ematrace.files import read_json
@@ -22,6 +24,7 @@ from ematrace.results.schema import Factor
 FILE = Path(__file__).with_suffix(".json")
 FEEDFORWARD_FILE = FILE.with_name("feedforward_rates.json")
 SWEEPS = ("gap_rates", "gap_predictor_rates", "gap_size_rates")
+RATES = (4e-3, 2e-3, 8e-3, 1e-3, 16e-3)  # of `gap_rates`, the likely ones first
 
 
 def chosen_rate(sweep: str, factors: Mapping[str, Factor]) -> float | None:
@@ -31,6 +34,25 @@ def chosen_rate(sweep: str, factors: Mapping[str, Factor]) -> float | None:
     True
     """
     return _table().get((sweep, arm_key(factors)))
+
+
+def rate_at(arm: Arm, size: str) -> float | None:
+    """The rate that a sweep chose; None where there is none yet, and the arm is not measured.
+
+    At 130M parameters, where a sweep takes hours, that of `2m` over the width will do; for a toy, any.
+    """
+    if size == "toy":
+        return RATES[0]
+    if size == "2m":
+        return chosen_rate("gap_rates", {**asdict(arm.swept_as()), "size": size})
+    found = chosen_rate("gap_size_rates", {**asdict(replace(arm.plain, width="matched")), "size": size})
+    return scaled_rate(arm, size) if found is None and size == "130m" else found
+
+
+def scaled_rate(arm: Arm, size: str, factor: float = 1.0) -> float | None:
+    """The rate of `2m` over the width, times `factor`."""
+    at_2m = rate_at(arm, "2m")
+    return None if at_2m is None else over_width(factor * at_2m, size)
 
 
 def sweep_points(sweep: str, factors: Mapping[str, Factor], first: Iterable[float]) -> list[Point]:

@@ -8,45 +8,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import asdict
-from typing import Any
 
-from ematrace.experiments.base import Context, Experiment, Point
-from ematrace.experiments.chosen_rates import chosen_rate
-from ematrace.experiments.gap_rates import ARMS, CHAIN, RATES
-from ematrace.experiments.gap_task import ARM_FIELDS, Arm, measure_arm
-from ematrace.results import Row
-
-SEEDS = 5
-ROPE = Arm("attention", positions="rope")  # against which the recall share of EMA's gap is measured
+from ematrace.analysis.gap_design import ARMS, ATTENTION, CHAIN
+from ematrace.experiments.base import Point
+from ematrace.experiments.gap_task import arm_experiment, arm_points
 
 
 def grid(scale: str, seeds: int) -> Iterable[Point]:
     """Arms whose rate was chosen (`gap_rates`), seed by seed; without a GPU the chain and attention with rope, as toys.
 
-    The chain comes first: it says most.
+    The chain comes first: it says most. Attention with rope is what the recall share of EMA's gap is measured against.
     """
-    arms, size = ((CHAIN, ARMS), "2m") if scale == "gpu" else (((*CHAIN, ROPE),), "toy")
-    done: set[tuple[Arm, int]] = set()
-    for part in arms:
-        for seed in range(seeds if scale == "gpu" else 1):
-            for arm in part:
-                factors = {**asdict(arm), "size": size}
-                lr = chosen_rate("gap_rates", factors) if scale == "gpu" else RATES[0]
-                if lr is not None and (arm, seed) not in done:
-                    done.add((arm, seed))
-                    yield Point({**factors, "lr": lr}, seed)
+    if scale != "gpu":
+        yield from arm_points((*CHAIN, ATTENTION), "toy", 0)
+        return
+    for arms in (CHAIN, [arm for arm in ARMS if arm not in CHAIN]):
+        for seed in range(seeds):
+            yield from arm_points(arms, "2m", seed)
 
 
-def measure(ctx: Context, *, size: str, lr: float, **arm: Any) -> list[Row]:
-    return measure_arm(ctx, Arm(**arm), size, lr)
-
-
-EXPERIMENT = Experiment(
-    "gap",
-    "From SPEN to a transformer, one change at a time",
-    grid=grid,
-    measure=measure,
-    seeds=SEEDS,
-    **ARM_FIELDS,
-)
+EXPERIMENT = arm_experiment("gap", "From SPEN to a transformer, one change at a time", grid, seeds=5)

@@ -11,45 +11,41 @@ transformer has no state to carry: it reads windows that overlap by half and is 
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import cache, partial
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from ematrace.analysis.gap_design import ATTENTION, DECISIVE, GPT2, SPEN, Arm
 from ematrace.baselines.language import UNIGRAM, Unigram
 from ematrace.evaluation import score_rows
-from ematrace.experiments.base import Context, Experiment, Point, number
-from ematrace.experiments.gap_sizes import ATTENTION, DECISIVE, GPT2, rate_at
+from ematrace.experiments.base import Context, Experiment, Point, cross_entropy, number, perplexity
 from ematrace.experiments.gap_task import (
     CURVE,
     SCORED_AT_ONCE,
     SETTINGS,
-    SPEN,
-    Arm,
-    ScoredText,
+    arm_points,
     budget_of,
     build_arm,
     matched_width,
     score,
     scored_rows,
     seconds_of,
-    text_to_score,
-    train_arm,
+    trained,
     training_curve,
 )
+from ematrace.experiments.gap_text import ScoredText, text_to_score
+from ematrace.experiments.language_task import metrics_lines
 from ematrace.experiments.spen_training import training_metrics
 from ematrace.models.flops import BACKWARD, flops_per_token
 from ematrace.results import Metric, Row
 from ematrace.text import load_tokenizer
-from ematrace.train import TrainSummary, load_model
+from ematrace.train import TrainSummary
 
 GPT2_SMALL = replace(GPT2, width="fixed")  # with its own d_ff of 3072, and 4% fewer parameters
 TRANSFORMERS = (GPT2, ATTENTION, GPT2_SMALL)
@@ -59,18 +55,12 @@ END_OF_PASS = 0.1  # share of a pass's steps
 def grid(scale: str, seeds: int) -> Iterable[Point]:
     """Arms whose rate was chosen; without a GPU toys, which show that it runs."""
     if scale != "gpu":
-        yield from (_point(arm, "toy", budget, 4e-3, 0) for arm, budget in ((SPEN, "tokens"), (GPT2, "flops")))
+        yield from arm_points((SPEN,), "toy", 0, budget="tokens")
+        yield from arm_points((GPT2,), "toy", 0, budget="flops")
         return
     for seed in range(seeds):
         for budget, arms in (("tokens", DECISIVE), ("flops", TRANSFORMERS), ("tokens", (GPT2_SMALL,))):
-            for arm in arms:
-                lr = rate_at(arm, "130m")
-                if lr is not None:
-                    yield _point(arm, "130m", budget, lr, seed)
-
-
-def _point(arm: Arm, size: str, budget: str, lr: float, seed: int) -> Point:
-    return Point({**asdict(arm), "size": size, "budget": budget, "lr": lr}, seed)
+            yield from arm_points(arms, "130m", seed, budget=budget)
 
 
 def budget_in_tokens(point: Point, settings: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -98,34 +88,32 @@ def flops_of(arm: Arm, size: str, vocab_size: int, length: int) -> float:
 
 def measure(ctx: Context, *, size: str, budget: str, lr: float, **factors: Any) -> list[Row]:
     arm, settings = Arm(**factors), ctx.settings
-    with TemporaryDirectory(dir=ctx.scratch) as folder:
-        trained = train_arm(ctx, arm, size, lr, Path(folder) / "run", validate_every=CURVE)
-        model, tokenizer = load_model(trained.summary.model)
-        of_run = training_metrics(trained.summary)
-        rows = [*curve(trained.summary, settings), *pass_rows(trained.summary, settings)]
-    model.to(torch.device(ctx.device)).eval()
-    entries = len(load_tokenizer(trained.tokenizer))
+    with trained(ctx, arm, size, lr, validate_every=CURVE) as (model, run):
+        of_run = training_metrics(run.summary)
+        rows = [*curve(run.summary, settings), *pass_rows(run.summary, settings)]
+    tokenizer = load_tokenizer(run.tokenizer)
+    entries = len(tokenizer)
     of_run["mflop_per_token"] = number(flops_of(arm, size, entries, settings["length"]) / 1e6, unit="MFLOP")
-    of_run["d_ff"] = number(trained.d_ff)
-    scored = scored_rows(ctx, trained.tokenizer, partial(score, model))
+    of_run["d_ff"] = number(run.d_ff)
+    scored = scored_rows(ctx, run.tokenizer, partial(score, model))
     reset = {row.factors["text"]: row.metrics for row in scored if row.factors.get("slice") == "all"}
     context = None if arm.context in ("ema", "ema_error", "none") else settings["length"]
     for name, source in {"validation": settings["validation"], **settings["texts"]}.items():
-        nats = carried(model, text_to_score(ctx, source, trained.tokenizer), tokenizer.eos_token_id, context)
+        nats = carried(model, text_to_score(ctx, source, run.tokenizer), tokenizer.eos_token_id, context)
         part = nats[1::2] if name == "validation" else nats  # the half that figures are of
-        rows += state_rows(name, {"reset": reset[name]["nats"], "carried": _nats(part)})
-        rows.append(Row({"text": name}, {"unigram_perplexity": _perplexity(reset[name]["unigram_nats"])}))
-    of_run["uniform_perplexity"] = number(entries, unit="perplexity", better="low")
+        rows += state_rows(name, {"reset": reset[name]["nats"], "carried": mean_of(part)})
+        rows.append(Row({"text": name}, {"unigram_perplexity": perplexity_of(reset[name]["unigram_nats"])}))
+    of_run["uniform_perplexity"] = perplexity(entries)
     return [Row({}, of_run | scored[0].metrics), *rows, *scored[1:]]
 
 
 def curve(summary: TrainSummary, settings: Mapping[str, Any]) -> Iterator[Row]:
     """The training curve, with the held-out loss at the same steps (in bfloat16, on some windows)."""
-    held_out = {line["step"]: line.get("validation_cross_entropy") for line in metrics_lines(summary)}
+    held_out = {line["step"]: line.get("validation_cross_entropy") for line in metrics_lines(summary.out)}
     for row in training_curve(summary, settings["sequences"] * settings["length"]):
         metrics = dict(row.metrics)
         if (nats := held_out[row.factors["step"]]) is not None:
-            metrics["held_out_nats"] = number(nats, unit="nats", better="low")
+            metrics["held_out_nats"] = cross_entropy(nats)
         yield Row(row.factors, metrics)
 
 
@@ -137,17 +125,13 @@ def pass_rows(summary: TrainSummary, settings: Mapping[str, Any]) -> Iterator[Ro
     train_tokens = int(Unigram.load(summary.model / UNIGRAM).counts.sum())
     per_pass = (train_tokens - 1) // settings["length"] / settings["sequences"]  # in steps
     by_pass: dict[int, list[float]] = {}
-    for line in metrics_lines(summary):
+    for line in metrics_lines(summary.out):
         first, last = (math.floor(at / per_pass) for at in (line["step"] - 1, line["step"] - 1e-9))
         if first == last:
             by_pass.setdefault(first + 1, []).append(line["cross_entropy"])
     for number_of_pass, nats in by_pass.items():
         end = nats[-max(1, round(END_OF_PASS * len(nats))) :]
-        yield Row({"pass": number_of_pass}, {"pass_nats": _nats(nats), "pass_end_nats": _nats(end)})
-
-
-def metrics_lines(summary: TrainSummary) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (summary.out / "metrics.jsonl").read_text().splitlines()]
+        yield Row({"pass": number_of_pass}, {"pass_nats": mean_of(nats), "pass_end_nats": mean_of(end)})
 
 
 def carried(model: Any, text: ScoredText, eos_id: int, context: int | None) -> NDArray[np.float64]:
@@ -161,15 +145,15 @@ def carried(model: Any, text: ScoredText, eos_id: int, context: int | None) -> N
 
 def state_rows(text: str, nats: Mapping[str, Metric]) -> Iterator[Row]:
     for state, value in nats.items():
-        yield Row({"text": text, "state": state}, {"cross_entropy": value, "perplexity": _perplexity(value)})
+        yield Row({"text": text, "state": state}, {"cross_entropy": value, "perplexity": perplexity_of(value)})
 
 
-def _nats(values: Sequence[float] | NDArray[np.float64]) -> Metric:
-    return Metric(float(np.mean(values)), unit="nats", n=np.size(values), better="low")
+def mean_of(nats: Sequence[float] | NDArray[np.float64]) -> Metric:
+    return cross_entropy(float(np.mean(nats)), np.size(nats))
 
 
-def _perplexity(nats: Metric) -> Metric:
-    return Metric(math.exp(nats.value or 0.0), unit="perplexity", n=nats.n, better="low")
+def perplexity_of(nats: Metric) -> Metric:
+    return perplexity(math.exp(nats.value or 0.0), nats.n)
 
 
 EXPERIMENT = Experiment(

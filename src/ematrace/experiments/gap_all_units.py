@@ -9,29 +9,26 @@ network that runs, and that of the network which keeps all of its units. `gap_ha
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable
+from contextlib import AbstractContextManager
 from dataclasses import asdict, replace
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
-from ematrace.experiments.base import Context, Experiment, Point, number
-from ematrace.experiments.gap_rates import UNBALANCED
-from ematrace.experiments.gap_straight_through import (
-    BATCH,
+from ematrace.analysis.gap_design import UNBALANCED, Arm
+from ematrace.experiments.base import Context, Experiment, Point, cross_entropy, number
+from ematrace.experiments.gap_gradients import (
     MEASURED,
-    PARTS,
+    at_steps,
+    batch_settings,
+    configured,
     cosine,
     evenly,
     gradient,
-    model_after,
+    part_of,
     parts_of,
 )
-from ematrace.experiments.gap_task import SETTINGS, TRAINING, Arm, budget_of, score, text_to_score, train_arm
+from ematrace.experiments.gap_task import SETTINGS, score
 from ematrace.experiments.recall import Ids
-from ematrace.models.block import Block
 from ematrace.results import Row
 
 FFNS = ("topk_ste", "topk_masked")
@@ -45,27 +42,14 @@ def grid(scale: str, seeds: int) -> Iterable[Point]:
             yield Point({**asdict(replace(UNBALANCED, ffn=ffn)), "size": "small", "lr": RATE}, seed)
 
 
-def budget(point: Point, settings: Mapping[str, Any]) -> Mapping[str, Any]:
-    batch = {} if settings["batch"] else {"batch": BATCH}
-    return {**budget_of(point, settings), **batch}
-
-
 def measure(ctx: Context, *, size: str, lr: float, **arm: Any) -> list[Row]:
-    settings = ctx.settings
-    steps = settings["tokens"] // (settings["sequences"] * settings["length"])
-    part = max(1, steps // PARTS)
+    def look(model: Any, scored: Ids) -> list[Row]:
+        return compare_networks(model, evenly(scored, ctx.settings["batch"]), scored)
+
+    part = part_of(ctx.settings)
     early = max(1, 2 * part // EARLY)
-    measured = {i * early for i in range(EARLY + 1)} | {i * part for i in MEASURED}
-    rows = []
-    with TemporaryDirectory(dir=ctx.scratch) as folder:
-        out = Path(folder) / "run"
-        trained = train_arm(ctx, Arm(**arm), size, lr, out, checkpoint_every=math.gcd(early, part), keep=steps)
-        scored = text_to_score(ctx, settings["validation"], trained.tokenizer).windows
-        for step in sorted({min(step, steps) for step in measured} | {steps}):
-            found = compare_networks(model_after(step, trained).eval(), evenly(scored, settings["batch"]), scored)
-            rows += [Row({"step": step, **row.factors}, row.metrics) for row in found]
-            ctx.progress(TRAINING + (1 - TRAINING) * step / steps)
-    return rows
+    chosen = (*(i * early for i in range(EARLY + 1)), *(i * part for i in MEASURED))
+    return at_steps(ctx, Arm(**arm), size, lr, chosen, look)
 
 
 def compare_networks(model: Any, windows: Ids, scored: Ids) -> list[Row]:
@@ -81,22 +65,13 @@ def compare_networks(model: Any, windows: Ids, scored: Ids) -> list[Row]:
         cosines = {"to_true": (of_ste, of_true), "to_all_on": (of_ste, of_whole), "true_to_all_on": (of_true, of_whole)}
         rows.append(Row({"part": part}, {name: number(cosine(*pair)) for name, pair in cosines.items()}))
     both = {"nats": nats, "nats_all_on": nats_whole}
-    rows[0].metrics.update({name: number(value, unit="nats", better="low") for name, value in both.items()})
+    rows[0].metrics.update({name: cross_entropy(value) for name, value in both.items()})
     return rows
 
 
-@contextmanager
-def all_units_on(model: Any) -> Iterator[None]:
+def all_units_on(model: Any) -> AbstractContextManager[None]:
     """The same weights, of which the top-k drops none."""
-    configs = {id(m.config): m.config for m in model.modules() if isinstance(m, Block)}.values()
-    before = [config.k for config in configs]
-    try:
-        for config in configs:
-            config.k = config.d_ff
-        yield
-    finally:
-        for config, k in zip(configs, before, strict=True):
-            config.k = k
+    return configured(model, k=model.config.d_ff)
 
 
 EXPERIMENT = Experiment(
@@ -106,7 +81,7 @@ EXPERIMENT = Experiment(
     measure=measure,
     data="builtin",
     settings={**SETTINGS, "batch": None},
-    derived=budget,
+    derived=batch_settings,
     seeds=5,
     seconds=90,
 )

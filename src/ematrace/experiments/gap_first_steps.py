@@ -6,19 +6,18 @@ would take hours there; its first steps take minutes, and their losses can be la
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from ematrace.experiments.base import Context, Experiment, Point, number
-from ematrace.experiments.gap_rates import RATES
-from ematrace.experiments.gap_sizes import MASKED, rate_at
-from ematrace.experiments.gap_task import CURVE, SETTINGS, SPEN, TRAINING, Arm, budget_of, train_arm
+from ematrace.analysis.gap_design import MASKED, SPEN, Arm
+from ematrace.experiments.base import Context, Experiment, Point, cross_entropy
+from ematrace.experiments.gap_task import CURVE, SETTINGS, TRAINING, arm_points, budget_of, train_arm
+from ematrace.experiments.language_task import metrics_lines
 from ematrace.results import Row
 
 STEPS = {"toy": 8, "2m": CURVE}  # as many as the first point of a recorded curve is the mean of
@@ -31,12 +30,10 @@ class _EnoughError(Exception):
 def grid(scale: str, seeds: int) -> Iterable[Point]:
     """Without a GPU, unless cores are to stand in for it, one toy, which shows that it runs."""
     if scale != "gpu":
-        yield Point({**asdict(MASKED), "size": "toy", "lr": RATES[0]}, 0)
+        yield from arm_points((MASKED,), "toy", 0)
         return
     for seed in range(seeds):
-        for arm in (SPEN, MASKED):
-            if (lr := rate_at(arm, "2m")) is not None:
-                yield Point({**asdict(arm), "size": "2m", "lr": lr}, seed)
+        yield from arm_points((SPEN, MASKED), "2m", seed)
 
 
 def measure(ctx: Context, *, size: str, lr: float, **arm: Any) -> list[Row]:
@@ -45,11 +42,11 @@ def measure(ctx: Context, *, size: str, lr: float, **arm: Any) -> list[Row]:
         out = Path(folder) / "run"
         with suppress(_EnoughError):
             train_arm(replace(ctx, progress=_stop_after(steps, ctx.progress)), Arm(**arm), size, lr, out)
-        lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+        lines = metrics_lines(out)
     if len(lines) < steps:
         raise ValueError(f"settings: steps: {steps}, and the run has {len(lines)}")
     nats = fmean(line["cross_entropy"] for line in lines[:steps])
-    return [Row({"step": steps}, {"train_nats": number(nats, unit="nats", better="low")})]
+    return [Row({"step": steps}, {"train_nats": cross_entropy(nats)})]
 
 
 def _stop_after(steps: int, progress: Callable[[float], None]) -> Callable[[float], None]:

@@ -3,50 +3,42 @@
 What a dropped unit receives goes two ways: into its own weights, a row of W_up, and through it to everything below.
 `topk_ste_weights` has the first half alone and `topk_ste_through` the second; `topk_ste` has both, and `topk_masked`,
 the true gradient, neither. All in Algorithm 1's block without the load-balance loss, which would reach dropped units
-by itself, and at three learning rates.
+by itself, and at three learning rates. These are small models; `gap_halves_2m` trains larger ones.
 
-    ematrace reproduce gap_halves    # without a GPU: 36 models of width 64, half an hour on two cores
+    ematrace reproduce gap_halves    # 36 models of width 64, half an hour on two cores
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, replace
-from typing import Any
 
-from ematrace.experiments.base import Context, Experiment, Point
-from ematrace.experiments.gap_rates import UNBALANCED
-from ematrace.experiments.gap_task import SETTINGS, Arm, budget_of, measure_arm, seconds_of
-from ematrace.results import Row
+from ematrace.analysis.gap_design import UNBALANCED
+from ematrace.experiments.base import Point
+from ematrace.experiments.gap_task import arm_experiment
 
 GRADIENTS = ("topk_masked", "topk_ste_weights", "topk_ste_through", "topk_ste")
 # The best rate at `2m` of the true gradient, half of that of the straight-through one, and all of it.
 RATES = (0.004, 0.016, 0.032)
 
 
-def grid(scale: str, seeds: int) -> Iterable[Point]:
-    """Without a GPU the same in a small model."""
+def points_at(size: str, seeds: int) -> Iterator[Point]:
     for seed in range(seeds):
         for lr in RATES:
             for ffn in GRADIENTS:
-                arm = replace(UNBALANCED, ffn=ffn)
-                yield Point({**asdict(arm), "size": "2m" if scale == "gpu" else "small", "lr": lr}, seed)
+                yield Point({**asdict(replace(UNBALANCED, ffn=ffn)), "size": size, "lr": lr}, seed)
 
 
-def measure(ctx: Context, *, size: str, lr: float, **arm: Any) -> list[Row]:
-    return measure_arm(ctx, Arm(**arm), size, lr)
+def grid(scale: str, seeds: int) -> Iterable[Point]:
+    return points_at("small", seeds)
 
 
-EXPERIMENT = Experiment(
+EXPERIMENT = arm_experiment(
     "gap_halves",
     "The straight-through gradient in two halves",
-    grid=grid,
-    measure=measure,
-    needs="any",
-    data="builtin",
-    settings=SETTINGS,
-    derived=budget_of,
+    grid,
+    needs="cpu",
     seeds=3,
     seconds=75,
-    seconds_of=seconds_of,
+    seconds_of=None,
 )

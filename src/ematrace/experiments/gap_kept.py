@@ -11,20 +11,17 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from ematrace.analysis.gap_design import kept_units
-from ematrace.experiments.base import Context, Experiment, Point
-from ematrace.experiments.gap_rates import RATES
-from ematrace.experiments.gap_sizes import MASKED, rate_at
-from ematrace.experiments.gap_task import ARM_FIELDS, SPEN, measure_arm
+from ematrace.analysis.gap_design import MASKED, SPEN, kept_units
+from ematrace.experiments.base import Point
+from ematrace.experiments.gap_task import arm_experiment, arm_points
 from ematrace.experiments.gap_units import UNITS, WideArm
-from ematrace.results import Row
 
-FEW, MANY = UNITS[0], UNITS[-1]
+FEW, MANY = min(UNITS), max(UNITS)
 
 
 @dataclass(frozen=True)
 class KeptArm(WideArm):
-    k: int = kept_units(UNITS[0])
+    k: int = kept_units(FEW)
     """Units kept; `gap_sparsity` calls the share of them `kept`."""
 
     def overrides(self, size: str, d_ff: int) -> dict[str, Any]:
@@ -34,25 +31,18 @@ class KeptArm(WideArm):
 def grid(scale: str, seeds: int) -> Iterable[Point]:
     """At the rates of `2m`; without a GPU one toy, which shows that it runs."""
     if scale != "gpu":
-        yield Point({**asdict(KeptArm(**asdict(MASKED), units=256, k=8)), "size": "toy", "lr": RATES[0]}, 0)
+        yield from arm_points((KeptArm(**asdict(MASKED), units=256, k=8),), "toy", 0)
         return
+    swapped = ((MANY, kept_units(FEW)), (FEW, kept_units(MANY)))
+    arms = [KeptArm(**asdict(arm), units=units, k=k) for units, k in swapped for arm in (SPEN, MASKED)]
     for seed in range(seeds):
-        for units, k in ((MANY, kept_units(FEW)), (FEW, kept_units(MANY))):
-            for arm in (SPEN, MASKED):
-                if (lr := rate_at(arm, "2m")) is not None:
-                    of = KeptArm(**asdict(arm), units=units, k=k)
-                    yield Point({**asdict(of), "size": "2m", "lr": lr}, seed)
+        yield from arm_points(arms, "2m", seed)
 
 
-def measure(ctx: Context, *, size: str, lr: float, **arm: Any) -> list[Row]:
-    return measure_arm(ctx, KeptArm(**arm), size, lr)
-
-
-EXPERIMENT = Experiment(
+EXPERIMENT = arm_experiment(
     "gap_kept",
     "Both gradients of the top-k: many units with few kept, and few with many kept",
-    grid=grid,
-    measure=measure,
+    grid,
+    KeptArm,
     seeds=3,
-    **ARM_FIELDS,
 )

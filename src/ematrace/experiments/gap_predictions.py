@@ -11,15 +11,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ematrace.experiments.base import Context, Experiment, Point, number
+from ematrace.analysis.gap_design import Arm
+from ematrace.experiments.base import Context, Experiment, Point, cross_entropy, number
+from ematrace.experiments.gap_gradients import evenly
 from ematrace.experiments.gap_predictors import (
     BLOCKS,
     NOTHING,
@@ -28,23 +28,19 @@ from ematrace.experiments.gap_predictors import (
     left_over,
     shares_in_context,
 )
-from ematrace.experiments.gap_straight_through import evenly
 from ematrace.experiments.gap_task import (
     SETTINGS,
-    Arm,
     budget_of,
     score,
-    text_to_score,
-    train_arm,
-    training_text,
+    trained,
 )
-from ematrace.experiments.hooks import Hook, hooked
+from ematrace.experiments.gap_text import text_of_training, text_to_score
+from ematrace.experiments.hooks import Hook, hooked, recorded
 from ematrace.experiments.recall import Ids
 from ematrace.models.block import Block
 from ematrace.results import Row
 from ematrace.spen.mixer import SpenMixer
 from ematrace.spen.predictors import unit
-from ematrace.train import load_model
 
 RATE = 0.016  # of `gap_halves`, whose models these are
 FITTED = 256  # windows that least squares is fitted to
@@ -65,15 +61,10 @@ def _predictors_in(block: Arm) -> Iterator[PredictorArm]:
 
 
 def measure(ctx: Context, *, size: str, lr: float, **arm: Any) -> list[Row]:
-    with TemporaryDirectory(dir=ctx.scratch) as folder:
-        trained = train_arm(ctx, PredictorArm(**arm), size, lr, Path(folder) / "run")
-        model, _ = load_model(trained.summary.model)
-    model.to(torch.device(ctx.device)).eval()
-    validation, length = ctx.settings["validation"], ctx.settings["length"]
-    text = training_text(str(ctx.data), "train" if validation is None else "all", str(trained.tokenizer))
-    starts = evenly(np.arange(text.n_windows(length)), FITTED)
-    fitted = np.stack([text.window(int(i), length) for i in starts])
-    rows = predictions(model, fitted, text_to_score(ctx, validation, trained.tokenizer).windows)
+    with trained(ctx, PredictorArm(**arm), size, lr) as (model, run):
+        text, length = text_of_training(ctx, run.tokenizer), ctx.settings["length"]
+        fitted = text.windows(evenly(np.arange(text.n_windows(length)), FITTED), length)
+        rows = predictions(model, fitted, text_to_score(ctx, ctx.settings["validation"], run.tokenizer).windows)
     ctx.progress(1.0)
     return rows
 
@@ -88,12 +79,12 @@ def predictions(model: Any, fitted: Ids, scored: Ids) -> list[Row]:
         for name, x_hats in {"nats_without": [torch.zeros_like(m) for m in means], "nats_mean": means}.items():
             with predicting(model, x_hats):
                 losses[name] = float(score(model, scored)[0].mean())
-    rows = [Row({}, {name: number(nats, unit="nats", better="low") for name, nats in losses.items()})]
+    rows = [Row({}, {name: cross_entropy(nats) for name, nats in losses.items()})]
     for layer, block in enumerate(module for module in model.modules() if isinstance(module, Block)):
         with hooked([(block, skip)]):
             skipped = float(score(model, scored)[0].mean())
         found = shares(of_fitted[layer], of_scored[layer]) if of_fitted else {}
-        metrics = {"nats_skipped": number(skipped, unit="nats", better="low")}
+        metrics = {"nats_skipped": cross_entropy(skipped)}
         rows.append(Row({"layer": layer}, metrics | {name: number(value) for name, value in found.items()}))
     return rows
 
@@ -146,19 +137,14 @@ def least_squares(read: Tensor, x: Tensor) -> Tensor:
 @torch.no_grad()
 def read(model: Any, windows: Ids) -> Sequence[Seen]:
     """Of every block that has a predictor, in their order."""
-    seen: list[Seen] = []
-
-    def keep(mixer: SpenMixer) -> Hook:
-        def hook(_: nn.Module, inputs: Any, output: Any) -> None:
-            x, traces = inputs[:2]
-            all_traces = traces.permute(1, 2, 0, 3).flatten(-2)
-            kept = (x, output[0], unit(traces[-1]), all_traces, mixer.W_e.weight)
-            seen.append(Seen(*(tensor.double() for tensor in kept)))
-
-        return hook
-
-    with hooked((mixer.predictor, keep(mixer)) for mixer in mixers_of(model)):
+    mixers = mixers_of(model)
+    with recorded(mixer.predictor for mixer in mixers) as calls:
         model(input_ids=torch.from_numpy(windows[:, :-1]).to(model.device), use_cache=False, logits_to_keep=1)
+    seen = []
+    for mixer, ((x, traces, *_), (x_hat, *_)) in zip(mixers, calls, strict=True):
+        all_traces = traces.permute(1, 2, 0, 3).flatten(-2)
+        kept = (x, x_hat, unit(traces[-1]), all_traces, mixer.W_e.weight)
+        seen.append(Seen(*(tensor.double() for tensor in kept)))
     return seen
 
 

@@ -7,14 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict
-from typing import Any
 
-from ematrace.experiments.base import Context, Experiment, Point
+from ematrace.analysis.rates import SWEEP_SEED
+from ematrace.experiments.base import Point
 from ematrace.experiments.chosen_rates import sweep_points
 from ematrace.experiments.gap_predictors import ABLATION, INSIDE, SWEPT, PredictorArm
-from ematrace.experiments.gap_rates import RATES, SEED
-from ematrace.experiments.gap_task import ARM_FIELDS, measure_rate
-from ematrace.results import Row
+from ematrace.experiments.gap_task import arm_experiment, arm_points
 
 NAME = "gap_predictor_rates"
 FIRST: Mapping[str, tuple[float, ...]] = {
@@ -27,21 +25,11 @@ FIRST: Mapping[str, tuple[float, ...]] = {
 def grid(scale: str, seeds: int) -> Iterable[Point]:
     """Without a GPU one toy, which shows that it runs."""
     if scale != "gpu":
-        yield Point({**asdict(INSIDE), "size": "toy", "lr": RATES[0]}, SEED)
+        yield from arm_points((INSIDE,), "toy", SWEEP_SEED)
         return
     for size, arms in {"2m": SWEPT, "ablation": ABLATION}.items():
         for arm in arms:
             yield from sweep_points(NAME, {**asdict(arm), "size": size}, FIRST[arm.ffn])
 
 
-def measure(ctx: Context, *, size: str, lr: float, **arm: Any) -> list[Row]:
-    return measure_rate(ctx, PredictorArm(**arm), size, lr)
-
-
-EXPERIMENT = Experiment(
-    NAME,
-    "Learning rates for the predictors in SPEN's block",
-    grid=grid,
-    measure=measure,
-    **ARM_FIELDS,
-)
+EXPERIMENT = arm_experiment(NAME, "Learning rates for the predictors in SPEN's block", grid, PredictorArm, sweep=True)

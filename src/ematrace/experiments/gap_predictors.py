@@ -10,32 +10,21 @@ all together.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from itertools import product
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
-from ematrace.experiments.base import Context, Experiment, Point, number
-from ematrace.experiments.chosen_rates import chosen_rate
-from ematrace.experiments.gap_rates import DIRECT, RATES, UNBALANCED
-from ematrace.experiments.gap_sizes import rate_at
-from ematrace.experiments.gap_task import (
-    BUDGETS,
-    SCORED_AT_ONCE,
-    SETTINGS,
-    SPEN,
-    Arm,
-    ScoredText,
-    budget_of,
-    measure_arm,
-    seconds_of,
-)
-from ematrace.experiments.hooks import Hook, hooked
+from ematrace.analysis.gap_design import DENSE, DIRECT, SPEN, TRUE_GRADIENT, Arm
+from ematrace.experiments.base import Point, number
+from ematrace.experiments.chosen_rates import chosen_rate, rate_at
+from ematrace.experiments.gap_task import BUDGETS, SCORED_AT_ONCE, arm_experiment, arm_points, budget_of
+from ematrace.experiments.gap_text import ScoredText
+from ematrace.experiments.hooks import recorded
 from ematrace.mixers.ema import ALPHAS
 from ematrace.mixers.ema_attention import EmaAttentionMixer
 from ematrace.models.block import Block
@@ -71,25 +60,32 @@ class PredictorArm(Arm):
         options |= {"predictor_query": self.query, "predictor_values": self.values, "n_heads": fields.pop("n_heads")}
         return fields | {"mixer": "spen", "norm": self.norm, "mixer_options": options}
 
+    def swept_as(self) -> PredictorArm:
+        """Its own arm, or the nearest that a sweep has."""
+        arm = replace(self, width="matched")
+        if arm.predictor == "nothing":
+            return replace(arm, context="ema_error", predictor="static", reads="traces_now")
+        return INSIDE if arm in SWITCHED and arm not in SWEPT else arm
 
-BLOCKS = (SPEN, replace(UNBALANCED, ffn="topk_masked"), replace(UNBALANCED, ffn="dense"))
-PREDICTORS = (
+
+BLOCKS = (SPEN, TRUE_GRADIENT, DENSE)
+OF_THE_PAPER = (
     ("static", "traces_now"),
-    ("linear", "inputs"),  # the paper's equation: values from the input, queries from the slow trace
+    ("linear", "inputs"),  # its equation: values from the input, queries from the slow trace
     ("softmax", "traces_now"),
-    ("softmax", "trace_sequence"),
-    ("softmax", "inputs"),
 )
+PREDICTORS = (*OF_THE_PAPER, ("softmax", "trace_sequence"), ("softmax", "inputs"))
 ABLATION = tuple(
     PredictorArm(**asdict(block), predictor=predictor, reads=reads)
     for block in BLOCKS
     for predictor, reads in PREDICTORS
 )
-INSIDE = ABLATION[-1]  # attention over the inputs, dense
+INSIDE = PredictorArm(**asdict(DENSE), predictor="softmax", reads="inputs")
 SWITCHED = tuple(
     replace(INSIDE, query=query, values=values, residual=residual)
     for query, values, residual in product(("slow_trace", "input"), ("as_read", "normalised"), ("ffn", "direct"))
 )
+ALL_SWITCHED = replace(INSIDE, query="input", values="normalised", residual="direct")
 MIXERS = tuple(
     PredictorArm(
         "ema_attention", residual=residual, predictor="mixer", reads="inputs", query="input", values="normalised"
@@ -97,63 +93,54 @@ MIXERS = tuple(
     for residual in ("ffn", "direct")
 )
 STATIC_DIRECT = PredictorArm(**asdict(DIRECT))
-WAY = (STATIC_DIRECT, *SWITCHED[1:], *MIXERS)
+WAY = (STATIC_DIRECT, *(arm for arm in SWITCHED if arm != INSIDE), *MIXERS)
 """From INSIDE, which is one of the ablation's, to attention as a mixer; and the static predictor to compare with."""
-WIDE = tuple(replace(arm, width="fixed") for arm in ABLATION[1:5])
-"""Of Algorithm 1's block with d_ff as it is: matched in parameters, a large predictor leaves the layer few units."""
-WIDE_DENSE = tuple(replace(arm, width="fixed") for arm in ABLATION[-4:])
-"""The same in the dense block, at `2m` alone."""
+
+
+def _at_fixed_width(block: Arm) -> tuple[PredictorArm, ...]:
+    """A block's arms of the ablation with d_ff as it is: matched in parameters, a large predictor leaves the layer few
+    units. The static predictor's width is that of SPEN in any case."""
+    found = (arm for arm in ABLATION if arm.plain == block and arm.predictor != "static")
+    return tuple(replace(arm, width="fixed") for arm in found)
+
+
+WIDE, WIDE_DENSE = _at_fixed_width(SPEN), _at_fixed_width(DENSE)
+"""The second at `2m` alone."""
 NOTHING = tuple(
     PredictorArm(**asdict(replace(block, context="ema", width="fixed")), predictor="nothing", reads="nothing")
     for block in BLOCKS
 )
 """Trained without predictions, with d_ff as it is: what the block is worth if x̂ is 0 from the first step on."""
-SWEPT = (*(arm for arm in ABLATION if arm.predictor != "static"), SWITCHED[-1], *MIXERS)
+SWEPT = (*(arm for arm in ABLATION if arm.predictor != "static"), ALL_SWITCHED, *MIXERS)
 """At `2m`; the static predictor's rates are the chain's."""
 FEWER_SEEDS = 3  # for what is beside the ablation itself
 STEPS = 500  # of the paper's ablation
 WINDOWS_AT_130M = 128  # scored of each text: all models are scored on the same
 
 
-def swept_as(arm: PredictorArm) -> PredictorArm:
-    """The arm whose sweep decides on this one's rate: its own, or that of the nearest arm that has one."""
-    arm = replace(arm, width="matched")
-    if arm.predictor == "nothing":
-        return replace(arm, context="ema_error", predictor="static", reads="traces_now")
-    return INSIDE if arm in SWITCHED[1:-1] else arm
-
-
 def rate_of(arm: PredictorArm, size: str) -> float | None:
     """None as long as the sweep that decides has not settled it. At 130M, SPEN's for all predictors."""
-    if size == "toy":
-        return RATES[0]
-    if size == "130m":
+    if size in ("toy", "130m"):
         return rate_at(SPEN, size)
-    factors = asdict(swept_as(arm))
-    if factors["predictor"] == "static" and size == "2m":
-        return chosen_rate("gap_rates", {**{name: factors[name] for name in asdict(SPEN)}, "size": size})
-    return chosen_rate("gap_predictor_rates", {**factors, "size": size})
+    swept = arm.swept_as()
+    if swept.predictor == "static" and size == "2m":
+        return rate_at(swept.plain, size)
+    return chosen_rate("gap_predictor_rates", {**asdict(swept), "size": size})
 
 
 def grid(scale: str, seeds: int) -> Iterable[Point]:
     """Arms whose rate was chosen; without a GPU two toys, which show that it runs."""
     if scale != "gpu":
-        yield from _points((INSIDE, SWITCHED[-1]), "toy", 0)
+        yield from arm_points((INSIDE, ALL_SWITCHED), "toy", 0)
         return
     for seed in range(seeds):
-        yield from _points((*ABLATION, *WIDE, *WIDE_DENSE, *NOTHING), "2m", seed)
-        yield from _points((*ABLATION, *WIDE), "ablation", seed)
+        yield from arm_points((*ABLATION, *WIDE, *WIDE_DENSE, *NOTHING), "2m", seed, rate_of)
+        yield from arm_points((*ABLATION, *WIDE), "ablation", seed, rate_of)
     for seed in range(min(seeds, FEWER_SEEDS)):
-        yield from _points(WAY, "2m", seed)
+        yield from arm_points(WAY, "2m", seed, rate_of)
+    papers = [arm for arm in ABLATION if arm.plain == SPEN and (arm.predictor, arm.reads) in OF_THE_PAPER]
     for seed in range(min(seeds, FEWER_SEEDS)):
-        yield from _points(ABLATION[:3], "130m", seed)  # the paper's three
-
-
-def _points(arms: Iterable[PredictorArm], size: str, seed: int) -> Iterator[Point]:
-    for arm in arms:
-        lr = rate_of(arm, size)
-        if lr is not None:
-            yield Point({**asdict(arm), "size": size, "lr": lr}, seed)
+        yield from arm_points(papers, "130m", seed, rate_of)
 
 
 def budget(point: Point, settings: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -169,10 +156,7 @@ def budget(point: Point, settings: Mapping[str, Any]) -> Mapping[str, Any]:
     return found
 
 
-def measure(ctx: Context, *, size: str, lr: float, **arm: Any) -> list[Row]:
-    return measure_arm(ctx, PredictorArm(**arm), size, lr, look=contributions)
-
-
+@torch.no_grad()
 def contributions(model: Any, text: ScoredText) -> list[Row]:
     """For each block, what the predictor (or attention) adds to the context against what the traces add.
 
@@ -181,16 +165,21 @@ def contributions(model: Any, text: ScoredText) -> list[Row]:
     """
     at_once = max(1, SCORED_AT_ONCE // text.windows.shape[1])
     ids = torch.from_numpy(text.windows[:at_once, :-1]).to(model.device)
-    with torch.no_grad(), _recorded(model) as found:
+    blocks = [module for module in model.modules() if isinstance(module, Block)]
+    mixers = {at: b.mixer for at, b in enumerate(blocks) if isinstance(b.mixer, SpenMixer | EmaAttentionMixer)}
+    traces = [mixer.W_h if isinstance(mixer, SpenMixer) else mixer.ema for mixer in mixers.values()]
+    others = [mixer.predictor if isinstance(mixer, SpenMixer) else mixer.attention for mixer in mixers.values()]
+    with recorded(traces) as of_traces, recorded(others) as of_others:
         model(input_ids=ids, use_cache=False, logits_to_keep=1)
     rows = []
-    for layer, parts in enumerate(found):
-        if not parts:
-            continue
-        metrics = {"over_traces": float(parts["added"].norm() / parts["traces"].norm())}
-        if "x_hat" in parts:
-            metrics["unexplained"] = left_over(parts["x"], parts["x_hat"])
-            metrics |= shares_in_context(parts["W_e x"], parts["added"])
+    for (layer, mixer), (_, h), ((x, *_), (added, *_)) in zip(mixers.items(), of_traces, of_others, strict=True):
+        if isinstance(mixer, SpenMixer):
+            x, x_hat = x.float(), added.float()
+            W_e_x, W_e_x_hat = (F.linear(u, mixer.W_e.weight.float()) for u in (x, x_hat))
+            metrics = {"over_traces": float(W_e_x_hat.norm() / h.float().norm()), "unexplained": left_over(x, x_hat)}
+            metrics |= shares_in_context(W_e_x, W_e_x_hat)
+        else:
+            metrics = {"over_traces": float(added.float().norm() / h[0].float().norm())}
         rows.append(Row({"layer": layer}, {name: number(value) for name, value in metrics.items()}))
     return rows
 
@@ -210,46 +199,12 @@ def shares_in_context(W_e_x: Tensor, W_e_x_hat: Tensor) -> dict[str, float]:
     }
 
 
-@contextmanager
-def _recorded(model: Any) -> Iterator[list[dict[str, Tensor]]]:
-    """What flows through the mixer of each block, while the context lasts."""
-    mixers: list[Any] = [module.mixer for module in model.modules() if isinstance(module, Block)]
-    found: list[dict[str, Tensor]] = [{} for _ in mixers]
-
-    def keep(parts: dict[str, Tensor], name: str) -> Hook:
-        def hook(_: nn.Module, inputs: Any, output: Any) -> None:
-            parts[name] = (output[0] if isinstance(output, tuple) else output).float()
-
-        return hook
-
-    def keep_prediction(parts: dict[str, Tensor], mixer: SpenMixer) -> Hook:
-        def hook(_: nn.Module, inputs: Any, output: Any) -> None:
-            x, x_hat = inputs[0].float(), output[0].float()
-            W_e_x, W_e_x_hat = (F.linear(u, mixer.W_e.weight.float()) for u in (x, x_hat))
-            parts.update({"x": x, "x_hat": x_hat, "W_e x": W_e_x, "added": W_e_x_hat})
-
-        return hook
-
-    hooks: list[tuple[nn.Module, Hook]] = []
-    for mixer, parts in zip(mixers, found, strict=True):
-        if isinstance(mixer, EmaAttentionMixer):
-            hooks += [(mixer.ema, keep(parts, "traces")), (mixer.attention, keep(parts, "added"))]
-        elif isinstance(mixer, SpenMixer):
-            hooks += [(mixer.W_h, keep(parts, "traces")), (mixer.predictor, keep_prediction(parts, mixer))]
-    with hooked(hooks):
-        yield found
-
-
-EXPERIMENT = Experiment(
+EXPERIMENT = arm_experiment(
     "gap_predictors",
     "Predictors in SPEN's block, and the way from there to attention as a mixer",
-    grid=grid,
-    measure=measure,
-    needs="any",
-    data="builtin",
-    settings=SETTINGS,
+    grid,
+    PredictorArm,
+    look=contributions,
     derived=budget,
     seeds=5,
-    seconds=6,
-    seconds_of=seconds_of,
 )

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -21,23 +21,20 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from ematrace.analysis.gap_design import SIZES
-from ematrace.experiments.base import Context, Device, Experiment, Point, number
-from ematrace.experiments.gap_rates import RATES
-from ematrace.experiments.gap_sizes import MASKED, rate_at
+from ematrace.analysis.gap_design import ATTENTION, EMA, MASKED, SIZES, SPEN, WITHOUT_POSITIONS, Arm
+from ematrace.experiments.base import Context, Device, Experiment, Point, cross_entropy, number
 from ematrace.experiments.gap_task import (
     SCORED_AT_ONCE,
     SETTINGS,
-    SPEN,
     TRAINING,
-    Arm,
+    arm_points,
     budget_of,
     matched_width,
     scored_rows,
     seconds_of,
-    tokenizer_folder,
-    training_text,
+    steps_of,
 )
+from ematrace.experiments.gap_text import text_of_training, tokenizer_folder
 from ematrace.experiments.recall import Ids
 from ematrace.results import Row
 from ematrace.text import load_tokenizer
@@ -46,16 +43,8 @@ from ematrace.text.order import sequences_at
 TRACES = (0.5, 0.1, 0.02)  # rates
 STD = 0.02  # of the initial weights
 KEPT = 0.06  # share of the units that top-k keeps
-ARMS = (
-    Arm("ema"),
-    Arm("ema", ffn="topk_ste"),
-    Arm("ema", ffn="topk_masked"),
-    Arm("attention"),
-    Arm("attention", "rope"),
-    SPEN,
-    MASKED,
-)
-TOYS = (Arm("ema"), SPEN)
+EMA_TOPK = (replace(EMA, ffn="topk_ste"), replace(EMA, ffn="topk_masked"))
+ARMS = (EMA, *EMA_TOPK, WITHOUT_POSITIONS, ATTENTION, SPEN, MASKED)
 
 
 def traces(x: Tensor) -> list[Tensor]:
@@ -199,12 +188,11 @@ class LanguageModel(nn.Module):
 
 def grid(scale: str, seeds: int) -> Iterable[Point]:
     """Without a GPU toys, which show that it runs."""
-    arms, size = (ARMS, "2m") if scale == "gpu" else (TOYS, "toy")
-    for seed in range(seeds if scale == "gpu" else 1):
-        for arm in arms:
-            lr = rate_at(arm, "2m") if scale == "gpu" else RATES[0]
-            if lr is not None:
-                yield Point({**asdict(arm), "size": size, "lr": lr}, seed)
+    if scale != "gpu":
+        yield from arm_points((EMA, SPEN), "toy", 0)
+        return
+    for seed in range(seeds):
+        yield from arm_points(ARMS, "2m", seed)
 
 
 def measure(ctx: Context, *, size: str, lr: float, **factors: Any) -> list[Row]:
@@ -216,7 +204,7 @@ def measure(ctx: Context, *, size: str, lr: float, **factors: Any) -> list[Row]:
     model = LanguageModel(arm, entries, of["d_model"], d_ff, of["n_layers"], of["n_heads"]).to(ctx.device)
     curve = train(ctx, model, tokenizer, lr)
     of_model = {"parameters": number(sum(p.numel() for p in model.parameters())), "d_ff": number(d_ff)}
-    of_model["train_nats"] = number(float(np.mean(curve[-len(curve) // 10 :])), unit="nats", better="low")
+    of_model["train_nats"] = cross_entropy(float(np.mean(curve[-len(curve) // 10 :])))
     scored = scored_rows(ctx, tokenizer, lambda windows: (score(model, windows), None))
     return [Row({}, of_model | scored[0].metrics), *scored[1:]]
 
@@ -228,7 +216,7 @@ def train(ctx: Context, model: LanguageModel, tokenizer: Any, lr: float) -> list
     others = [p for p in model.parameters() if p.ndim < 2]
     groups = [{"params": decayed, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}]
     optimiser = torch.optim.AdamW(groups, lr=lr, betas=(0.9, 0.95))
-    steps = settings["tokens"] // (settings["sequences"] * settings["length"])
+    steps = steps_of(settings)
     warmup = min(settings["warmup"], steps // 10)
     curve: list[Tensor] = []
     for step, ids in enumerate(batches(ctx, tokenizer, steps), start=1):
@@ -258,11 +246,10 @@ def rate(step: int, steps: int, warmup: int, peak: float) -> float:
 def batches(ctx: Context, tokenizer: Any, steps: int) -> Iterator[Tensor]:
     """The windows [B, T+1] that `gap` has at each step of this seed."""
     settings = ctx.settings
-    text = training_text(str(ctx.data), "train" if settings["validation"] is None else "all", str(tokenizer))
-    length = settings["length"]
+    text, length = text_of_training(ctx, tokenizer), settings["length"]
     for step in range(steps):
         chosen = sequences_at(step, settings["sequences"], text.n_windows(length), ctx.seed)
-        yield torch.from_numpy(np.stack([text.window(int(i), length) for i in chosen])).to(ctx.device)
+        yield torch.from_numpy(text.windows(chosen, length)).to(ctx.device)
 
 
 @torch.no_grad()

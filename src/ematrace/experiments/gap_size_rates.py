@@ -8,14 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import asdict
-from typing import Any
 
-from ematrace.experiments.base import Context, Experiment, Point
-from ematrace.experiments.chosen_rates import sweep_points
-from ematrace.experiments.gap_rates import RATES, SEED
-from ematrace.experiments.gap_sizes import AT_SIZE, DECISIVE, scaled_rate
-from ematrace.experiments.gap_task import ARM_FIELDS, SPEN, Arm, measure_rate
-from ematrace.results import Row
+from ematrace.analysis.gap_design import DECISIVE, SPEN
+from ematrace.analysis.rates import SWEEP_SEED
+from ematrace.experiments.base import Point
+from ematrace.experiments.chosen_rates import scaled_rate, sweep_points
+from ematrace.experiments.gap_sizes import AT_SIZE
+from ematrace.experiments.gap_task import arm_experiment, arm_points
 
 NAME = "gap_size_rates"
 FACTORS = (1.0, 0.5, 2.0)
@@ -24,7 +23,7 @@ FACTORS = (1.0, 0.5, 2.0)
 def grid(scale: str, seeds: int) -> Iterable[Point]:
     """Arms that have a rate at `2m`; without a GPU one toy, which shows that it runs."""
     if scale != "gpu":
-        yield Point({**asdict(SPEN), "size": "toy", "lr": RATES[0]}, SEED)
+        yield from arm_points((SPEN,), "toy", SWEEP_SEED)
         return
     for size, arms in {**AT_SIZE, "130m": DECISIVE}.items():
         for arm in arms:
@@ -32,14 +31,4 @@ def grid(scale: str, seeds: int) -> Iterable[Point]:
             yield from sweep_points(NAME, {**asdict(arm), "size": size}, first)
 
 
-def measure(ctx: Context, *, size: str, lr: float, **arm: Any) -> list[Row]:
-    return measure_rate(ctx, Arm(**arm), size, lr)
-
-
-EXPERIMENT = Experiment(
-    NAME,
-    "Learning rates for the gap's decisive arms in larger models",
-    grid=grid,
-    measure=measure,
-    **ARM_FIELDS,
-)
+EXPERIMENT = arm_experiment(NAME, "Learning rates for the gap's decisive arms in larger models", grid, sweep=True)

@@ -11,83 +11,35 @@ over the width, or half or double that, whichever was best in `gap_size_rates`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, replace
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-from ematrace.analysis.gap_design import over_width
-from ematrace.experiments.base import Context, Experiment, Point
-from ematrace.experiments.chosen_rates import chosen_rate
-from ematrace.experiments.gap_rates import ARMS, CHAIN, RATES
-from ematrace.experiments.gap_task import (
-    BUDGETS,
-    GPT2_ENTRIES,
-    SETTINGS,
-    SPEN,
-    Arm,
-    budget_of,
-    measure_arm,
-    seconds_of,
-)
-from ematrace.results import Row
+from ematrace.analysis.gap_design import ARMS, ATTENTION, DECISIVE, EMA, GPT2, MASKED, SPEN
+from ematrace.experiments.base import Point
+from ematrace.experiments.gap_task import BUDGETS, SETTINGS, arm_experiment, arm_points, budget_of
+from ematrace.experiments.gap_text import GPT2_ENTRIES
 
-MASKED = replace(SPEN, ffn="topk_masked")  # the preset spen-130m-masked, at any size
-DENSE = CHAIN[3]
-EMA, ATTENTION, GPT2 = Arm("ema"), Arm("attention", "rope"), CHAIN[-1]
-DECISIVE = (SPEN, GPT2, MASKED, DENSE, EMA, ATTENTION, replace(ATTENTION, ffn="topk_masked"))
 AT_SIZE = {"7m": DECISIVE, "30m": (SPEN, GPT2, MASKED, EMA, ATTENTION)}
 """Larger sizes, and the arms that are measured there."""
 WITH_GPT2_ENTRIES = (SPEN, GPT2, MASKED)
 FRACTIONS = (1 / 4, 1 / 2)  # of the tokens of 2m
 
 
-def rate_at(arm: Arm, size: str) -> float | None:
-    """The rate that a sweep chose; None where there is none yet, and the arm is not measured.
-
-    At 130M parameters, where a sweep takes hours, that of `2m` over the width will do.
-    """
-    if size == "2m":
-        return chosen_rate("gap_rates", {**asdict(_swept(arm)), "size": size})
-    found = chosen_rate("gap_size_rates", {**asdict(replace(arm, width="matched")), "size": size})
-    return scaled_rate(arm, size) if found is None and size == "130m" else found
-
-
-def scaled_rate(arm: Arm, size: str, factor: float = 1.0) -> float | None:
-    """The rate of `2m` over the width, times `factor`."""
-    at_2m = rate_at(arm, "2m")
-    return None if at_2m is None else over_width(factor * at_2m, size)
-
-
-def _swept(arm: Arm) -> Arm:
-    """The arm at `2m` whose rate it takes: the one without load balance, or of matched width, where it has none."""
-    return arm if arm in ARMS else replace(arm, load_balance=0.0, width="matched")
-
-
 def grid(scale: str, seeds: int) -> Iterable[Point]:
     """Arms whose rate was chosen; without a GPU toys, which show that it runs."""
     if scale != "gpu":
-        for tokens, vocabulary in ((2**17, 1024), (2**16, 2048)):
-            yield _point(EMA, "toy", tokens, vocabulary, RATES[0], 0)
+        yield from arm_points((EMA,), "toy", 0, tokens=2**17, vocabulary=1024)
+        yield from arm_points((EMA,), "toy", 0, tokens=2**16, vocabulary=2048)
         return
     whole, entries = BUDGETS["2m"]["tokens"], BUDGETS["2m"]["vocab_size"]
+    not_in_gap = [arm for arm in DECISIVE if arm not in ARMS]
     for seed in range(seeds):
         for size, arms in AT_SIZE.items():
-            yield from _published(arms, size, whole, entries, seed)
+            yield from arm_points(arms, size, seed, tokens=whole, vocabulary=entries)
         for share in FRACTIONS:
-            yield from _published(DECISIVE, "2m", round(share * whole), entries, seed)
-        yield from _published(WITH_GPT2_ENTRIES, "2m", whole, GPT2_ENTRIES, seed)
-        yield from _published([arm for arm in DECISIVE if arm not in ARMS], "2m", whole, entries, seed)  # not in `gap`
-
-
-def _published(arms: Iterable[Arm], size: str, tokens: int, vocabulary: int, seed: int) -> Iterator[Point]:
-    for arm in arms:
-        lr = rate_at(arm, size)
-        if lr is not None:
-            yield _point(arm, size, tokens, vocabulary, lr, seed)
-
-
-def _point(arm: Arm, size: str, tokens: int, vocabulary: int, lr: float, seed: int) -> Point:
-    return Point({**asdict(arm), "size": size, "tokens": tokens, "vocabulary": vocabulary, "lr": lr}, seed)
+            yield from arm_points(DECISIVE, "2m", seed, tokens=round(share * whole), vocabulary=entries)
+        yield from arm_points(WITH_GPT2_ENTRIES, "2m", seed, tokens=whole, vocabulary=GPT2_ENTRIES)
+        yield from arm_points(not_in_gap, "2m", seed, tokens=whole, vocabulary=entries)
 
 
 def budget(point: Point, settings: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -95,20 +47,11 @@ def budget(point: Point, settings: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**budget_of(point, settings), "tokens": factors["tokens"], "vocab_size": factors["vocabulary"]}
 
 
-def measure(ctx: Context, *, size: str, tokens: int, vocabulary: int, lr: float, **arm: Any) -> list[Row]:
-    return measure_arm(ctx, Arm(**arm), size, lr)
-
-
-EXPERIMENT = Experiment(
+EXPERIMENT = arm_experiment(
     "gap_sizes",
     "The gap's decisive arms at other sizes, budgets and vocabularies",
-    grid=grid,
-    measure=measure,
-    needs="any",
-    data="builtin",
+    grid,
     seeds=3,
     settings={name: value for name, value in SETTINGS.items() if name not in ("tokens", "vocab_size")},
     derived=budget,
-    seconds=6,
-    seconds_of=seconds_of,
 )

@@ -12,11 +12,12 @@ from dataclasses import asdict
 
 import numpy as np
 
+from ematrace.analysis.gap_design import MASKED
 from ematrace.experiments.base import Context, Experiment, Point
+from ematrace.experiments.gap_gradients import compare_gradients
 from ematrace.experiments.gap_kept import KeptArm
-from ematrace.experiments.gap_sizes import MASKED
-from ematrace.experiments.gap_straight_through import compare_gradients
-from ematrace.experiments.gap_task import build_arm, tokenizer_folder, training_text
+from ematrace.experiments.gap_task import build_arm
+from ematrace.experiments.gap_text import tokenizer_folder, training_text
 from ematrace.results import Row
 from ematrace.text import load_tokenizer
 from ematrace.train.state import seed_everything
@@ -36,11 +37,10 @@ def measure(ctx: Context, *, units: int, k: int) -> list[Row]:
     tokenizer = tokenizer_folder(data, settings["vocab_size"])
     text = training_text(data, "train", str(tokenizer))
     at = np.linspace(0, text.n_windows(settings["length"]) - 1, settings["windows"]).round().astype(int)
-    windows = np.stack([text.window(int(i), settings["length"]) for i in at])
     seed_everything(ctx.seed)
     arm = KeptArm(**asdict(MASKED), units=units, k=k)
     model = build_arm(arm, SIZE, units, len(load_tokenizer(tokenizer)), settings["length"])
-    return compare_gradients(model.eval(), windows)
+    return compare_gradients(model.eval(), text.windows(at, settings["length"]))
 
 
 EXPERIMENT = Experiment(

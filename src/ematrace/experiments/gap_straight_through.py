@@ -1,177 +1,37 @@
 """The straight-through gradient of the top-k against the true one, at the same weights on the same text.
 
-Training leaves checkpoints, and at some of them the gradient of the cross-entropy is computed both ways. The true one
-(`topk_grad="masked"`) is what the loss does under a change of the weights too small to change which units are kept:
-units that were dropped have no part in it. The load-balance loss is left out of both.
+Training leaves checkpoints, and at some of them the gradient of the cross-entropy is computed both ways
+(`ematrace.experiments.gap_gradients`).
 """
 
 from __future__ import annotations
 
-import math
-import re
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, replace
-from pathlib import Path
-from tempfile import TemporaryDirectory
+from collections.abc import Iterable
 from typing import Any
 
-import numpy as np
-import torch
-from torch import Tensor
-
-from ematrace.experiments.base import Context, Experiment, Point, number
-from ematrace.experiments.chosen_rates import chosen_rate
-from ematrace.experiments.gap_rates import RATES, UNBALANCED
-from ematrace.experiments.gap_task import (
-    SCORED_AT_ONCE,
-    SETTINGS,
-    SPEN,
-    TRAINING,
-    Arm,
-    TrainedArm,
-    budget_of,
-    score,
-    seconds_of,
-    text_to_score,
-    train_arm,
-    usage_metrics,
-)
+from ematrace.analysis.gap_design import SPEN, TRUE_GRADIENT, UNBALANCED, Arm
+from ematrace.experiments.base import Context, Experiment, Point
+from ematrace.experiments.gap_gradients import MEASURED, at_steps, batch_settings, compare_gradients, evenly, part_of
+from ematrace.experiments.gap_task import ARM_FIELDS, SETTINGS, arm_points
 from ematrace.experiments.recall import Ids
-from ematrace.models.block import Block
-from ematrace.ops.topk import TopkGrad
-from ematrace.results import Metric, Row
-from ematrace.text import load_tokenizer
-from ematrace.train import load_model
-from ematrace.train.checkpoints import checkpoint_name
-from ematrace.train.models import build_model
-from ematrace.train.state import seed_everything
-
-ARMS = (SPEN, UNBALANCED, replace(UNBALANCED, ffn="topk_masked"))
-PARTS = 28  # of the training, with a checkpoint after each
-BATCH = 64  # windows that a gradient is computed on, as many as in a step of training
-MEASURED = (0, 1, 2, 4, 8, 14, 20)  # after so many parts, and at the end
-
-Gradient = Mapping[str, Tensor]
-"""Of the mean cross-entropy, by parameter."""
+from ematrace.results import Row
 
 
 def grid(scale: str, seeds: int) -> Iterable[Point]:
     """Arms whose rate was chosen; without a GPU one toy, which shows that it runs."""
-    arms, size = (ARMS, "2m") if scale == "gpu" else (ARMS[:1], "toy")
-    for seed in range(seeds if scale == "gpu" else 1):
-        for arm in arms:
-            factors = {**asdict(arm), "size": size}
-            lr = chosen_rate("gap_rates", factors) if scale == "gpu" else RATES[0]
-            if lr is not None:
-                yield Point({**factors, "lr": lr}, seed)
-
-
-def settings_of(point: Point, settings: Mapping[str, Any]) -> Mapping[str, Any]:
-    batch = {} if settings["batch"] else {"batch": BATCH if point.factors["size"] != "toy" else BATCH // 4}
-    return {**budget_of(point, settings), **batch}
+    if scale != "gpu":
+        yield from arm_points((SPEN,), "toy", 0)
+        return
+    for seed in range(seeds):
+        yield from arm_points((SPEN, UNBALANCED, TRUE_GRADIENT), "2m", seed)
 
 
 def measure(ctx: Context, *, size: str, lr: float, **arm: Any) -> list[Row]:
-    settings = ctx.settings
-    steps = settings["tokens"] // (settings["sequences"] * settings["length"])
-    every = max(1, steps // PARTS)
-    rows = []
-    with TemporaryDirectory(dir=ctx.scratch) as folder:
-        out = Path(folder) / "run"
-        trained = train_arm(ctx, Arm(**arm), size, lr, out, checkpoint_every=every, keep=steps)
-        windows = evenly(text_to_score(ctx, settings["validation"], trained.tokenizer).windows, settings["batch"])
-        for step in sorted({min(part * every, steps) for part in MEASURED} | {steps}):
-            model = model_after(step, trained).to(torch.device(ctx.device)).eval()
-            rows += [Row({"step": step, **row.factors}, row.metrics) for row in compare_gradients(model, windows)]
-            ctx.progress(TRAINING + (1 - TRAINING) * step / steps)
-    return rows
+    def look(model: Any, windows: Ids) -> list[Row]:
+        return compare_gradients(model, evenly(windows, ctx.settings["batch"]))
 
-
-def evenly(windows: Ids, most: int) -> Ids:
-    """At most that many, an even number, spread over all."""
-    count = min(len(windows), most) // 2 * 2
-    return windows[np.arange(count) * len(windows) // max(1, count)]
-
-
-def model_after(step: int, trained: TrainedArm) -> Any:
-    """The model at a checkpoint; at step 0, the one that training began with."""
-    if step:
-        return load_model(trained.summary.out / "checkpoints" / checkpoint_name(step))[0]
-    run, tokenizer = trained.summary.settings, load_tokenizer(trained.tokenizer)
-    seed_everything(run["seed"])
-    return build_model(run["preset"], len(tokenizer), tokenizer.eos_token_id, run["overrides"], length=run["length"])
-
-
-def compare_gradients(model: Any, windows: Ids) -> list[Row]:
-    """Rows for all parameters, for each kind of them and for each block."""
-    kinds: tuple[TopkGrad, TopkGrad] = ("ste", "masked")
-    halves = {kind: [gradient(model, windows[half::2], kind) for half in (0, 1)] for kind in kinds}
-    ste, true = ({name: (a[name] + b[name]) / 2 for name in a} for a, b in halves.values())
-    nats, usage = score(model, windows)
-    whole = comparison(ste, true) | {"nats": number(float(nats.mean()), unit="nats", better="low")}
-    # How much of a gradient is the text it was computed on: no comparison can be closer than that.
-    whole |= {f"{kind}_cosine_of_halves": number(cosine(*of_kind)) for kind, of_kind in halves.items()}
-    whole |= usage_metrics(usage) if usage is not None else {}
-    rows = [Row({"part": "all"}, whole)]
-    for part, names in parts_of(ste).items():
-        rows.append(Row({"part": part}, comparison({n: ste[n] for n in names}, {n: true[n] for n in names})))
-    return rows
-
-
-def gradient(model: Any, windows: Ids, topk_grad: TopkGrad) -> Gradient:
-    """Of the mean cross-entropy of windows [N, T+1], in the model's own precision; top-k's gradient is as named."""
-    layers = [module.ffn for module in model.modules() if isinstance(module, Block)]
-    before = [layer.config.topk_grad for layer in layers]
-    at_once = max(1, SCORED_AT_ONCE // windows.shape[1])
-    model.zero_grad(set_to_none=True)
-    try:
-        for layer in layers:
-            layer.config.topk_grad = topk_grad
-        for start in range(0, len(windows), at_once):
-            ids = torch.from_numpy(windows[start : start + at_once]).to(model.device)
-            output = model(input_ids=ids[:, :-1], shift_labels=ids[:, 1:], use_cache=False, skip_logits=True)
-            (output.cross_entropy * (len(ids) / len(windows))).backward()
-        return {name: p.grad.detach().clone() for name, p in model.named_parameters() if p.grad is not None}
-    finally:
-        for layer, kind in zip(layers, before, strict=True):
-            layer.config.topk_grad = kind
-        model.zero_grad(set_to_none=True)
-
-
-def comparison(ste: Gradient, true: Gradient) -> dict[str, Metric]:
-    return {
-        "cosine": number(cosine(ste, true)),
-        "norm_ratio": number(length(ste) / length(true) if length(true) else float("nan")),
-        "true_norm": number(length(true)),
-    }
-
-
-def cosine(one: Gradient, other: Gradient) -> float:
-    """NaN if either is 0."""
-    dot = sum(float((one[name].double() * other[name].double()).sum()) for name in one)
-    norms = length(one) * length(other)
-    return dot / norms if norms else float("nan")
-
-
-def length(of: Gradient) -> float:
-    return math.sqrt(sum(float(g.double().square().sum()) for g in of.values()))
-
-
-def parts_of(names: Iterable[str]) -> dict[str, list[str]]:
-    """Parameters of one kind in all blocks (the embedding is the head, too), and those of each block.
-
-    >>> parts_of(["model.layers.0.ffn.W_up.weight"])
-    {'W_up': ['model.layers.0.ffn.W_up.weight'], 'block_0': ['model.layers.0.ffn.W_up.weight']}
-    """
-    kinds: dict[str, list[str]] = {}
-    blocks: dict[str, list[str]] = {}
-    for name in names:
-        matrix = name.removesuffix(".weight").rpartition(".")[2]
-        kind = "embedding" if "embed" in name else matrix if matrix.startswith("W_") else "norms"
-        kinds.setdefault(kind, []).append(name)
-        if found := re.search(r"\.layers\.(\d+)\.", name):
-            blocks.setdefault(f"block_{found[1]}", []).append(name)
-    return kinds | blocks
+    part = part_of(ctx.settings)
+    return at_steps(ctx, Arm(**arm), size, lr, (i * part for i in MEASURED), look)
 
 
 EXPERIMENT = Experiment(
@@ -179,11 +39,6 @@ EXPERIMENT = Experiment(
     "The straight-through gradient of the top-k against the true one",
     grid=grid,
     measure=measure,
-    needs="any",
-    data="builtin",
-    settings={**SETTINGS, "batch": None},
-    derived=settings_of,
+    **{**ARM_FIELDS, "settings": {**SETTINGS, "batch": None}, "derived": batch_settings},
     seeds=3,
-    seconds=6,
-    seconds_of=seconds_of,
 )

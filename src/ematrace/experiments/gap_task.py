@@ -6,53 +6,49 @@ are scored on the same targets with the same left context.
 
 from __future__ import annotations
 
-import hashlib
 import json
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, replace
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, fields, replace
 from functools import cache, partial
-from io import BytesIO
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Literal
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
-from filelock import FileLock
 from numpy.typing import NDArray
+from torch import nn
 
-from ematrace.analysis import gap_design
-from ematrace.analysis.gap_design import SIZES, ArmFactors, kept_units
+from ematrace.analysis.gap_design import SIZES, SPEN, Arm
 from ematrace.analysis.rates import SELECTION
 from ematrace.baselines.language import UNIGRAM, Unigram
 from ematrace.evaluation import target_nats
-from ematrace.experiments.base import Context, Device, Point, number
-from ematrace.experiments.language_task import train_model
+from ematrace.experiments.base import Context, Device, Experiment, Grid, Point, cross_entropy, number
+from ematrace.experiments.chosen_rates import rate_at
+from ematrace.experiments.gap_text import GPT2_ENTRIES, ScoredText, text_to_score, tokenizer_folder
+from ematrace.experiments.hooks import Hook, hooked
+from ematrace.experiments.language_task import metrics_lines, train_model
 from ematrace.experiments.recall import (
     RARE,
     ZOOLOGY_TOKENS,
     Ids,
-    PairCounts,
     distance_to_last,
     in_own_document,
-    pair_codes,
     recall_rows,
     stretch_rows,
 )
-from ematrace.files import write_atomically
 from ematrace.models.block import Block
 from ematrace.results import Metric, Row
-from ematrace.text import PackedTokens, load_tokenizer, open_source, pack, train_bpe
-from ematrace.text.held_out import choose_held_out
-from ematrace.text.packing import cache_folder
+from ematrace.results.schema import Factor
+from ematrace.text import load_tokenizer
 from ematrace.train import TrainConfig, TrainSummary, load_model
-from ematrace.train.checkpoints import write_folder
-from ematrace.train.data import is_streamed
 from ematrace.train.models import build_model
 from ematrace.train.run import NonFiniteLoss
 
-GPT2_ENTRIES = 50_257  # of its tokenizer; a vocabulary of any other size is trained on the text
+A = TypeVar("A", bound=Arm)
+
 _BUDGET = {
     **{"tokens": 3584 * 64 * 512, "sequences": 64, "length": 512, "warmup": 200},
     **{"vocab_size": 8192, "windows": 2048},
@@ -85,41 +81,6 @@ TOKENS_PER_SECOND: Mapping[str, Mapping[str, float]] = {
 SECONDS_BESIDE: Mapping[str, float] = {"cuda": 50, "cpu": 20}  # compiling, reading the text, scoring
 CURVE = 128  # steps per point of the training curve
 SCORED_AT_ONCE = 16_384  # tokens
-COUNTED_AT_ONCE = 2**22
-
-
-@dataclass(frozen=True)
-class Arm(ArmFactors):
-    """A point of the design, and the model that it stands for."""
-
-    def preset(self) -> str:
-        if self.block == "gpt2":
-            return "gpt2-7m"
-        return "spen-7m" if self.context == "ema_error" else "skeleton-7m"
-
-    def overrides(self, size: str, d_ff: int) -> dict[str, Any]:
-        """Fields of the model's config."""
-        of = SIZES[size]
-        if self.block == "gpt2":
-            return {"n_embd": of["d_model"], "n_layer": of["n_layers"], "n_head": of["n_heads"], "n_inner": d_ff}
-        fields: dict[str, Any] = {"d_model": of["d_model"], "n_layers": of["n_layers"], "d_ff": d_ff}
-        fields |= {"ffn": self.ffn.partition("_")[0], "residual": self.residual, "k": kept_units(d_ff)}
-        fields |= {"load_balance": self.load_balance, "residual_in_fp32": True}  # as GPT-2 has it under autocast
-        if self.ffn != "dense":
-            fields["topk_grad"] = self.ffn.partition("_")[2]
-        if self.context == "ema_error":
-            return fields | {"n_heads": of["n_heads"]}
-        learned = {"positions": "learned"} if self.positions == "learned" else {}
-        return fields | learned | {"mixer": self.context, "norm": self.norm, "mixer_options": self._mixer_options(of)}
-
-    def own_width(self, size: str) -> int | None:
-        """d_ff, where it is not matched."""
-        return SIZES[size]["d_ff"] if self.width == "fixed" else None
-
-    def _mixer_options(self, of: Mapping[str, int]) -> dict[str, Any]:
-        if "attention" not in self.context:
-            return {}
-        return {"n_heads": of["n_heads"], "positions": "rope" if self.positions == "rope" else "none"}
 
 
 def budget_of(point: Point, settings: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -131,6 +92,12 @@ def budget_of(point: Point, settings: Mapping[str, Any]) -> Mapping[str, Any]:
             raise ValueError(f"--settings: {name} is a whole number, not {said!r}")
         found[name] = int(said)
     return found
+
+
+def steps_of(settings: Mapping[str, Any]) -> int:
+    """Of the training."""
+    steps: int = settings["tokens"] // (settings["sequences"] * settings["length"])
+    return steps
 
 
 def seconds_of(point: Point, settings: Mapping[str, Any], device: Device, sharing: int) -> float:
@@ -160,23 +127,50 @@ def _weights(of: Mapping[str, int], units: int, vocabulary: int) -> int:
     return vocabulary * width + of["n_layers"] * (5 * width**2 + 2 * width * units)
 
 
-Look = Callable[[Any, "ScoredText"], list[Row]]
-SPEN = Arm(**asdict(gap_design.SPEN))
+Look = Callable[[Any, ScoredText], list[Row]]
+
+
+def arm_experiment(
+    name: str,
+    title: str,
+    grid: Grid,
+    arm: type[Arm] = Arm,
+    *,
+    sweep: bool = False,
+    look: Look = lambda model, text: [],
+    **options: Any,
+) -> Experiment:
+    """An experiment that trains arms of this class and scores them; with `sweep`, for learning rates.
+
+    `options` are fields of `Experiment`, in place of ARM_FIELDS.
+    """
+
+    def measure(ctx: Context, *, size: str, lr: float, **factors: Any) -> list[Row]:
+        chosen = arm(**{field.name: factors[field.name] for field in fields(arm)})
+        return measure_rate(ctx, chosen, size, lr) if sweep else measure_arm(ctx, chosen, size, lr, look)
+
+    return Experiment(name, title, grid=grid, measure=measure, **{**ARM_FIELDS, **options})
+
+
+def arm_points(
+    arms: Iterable[A], size: str, seed: int, rate: Callable[[A, str], float | None] = rate_at, **more: Factor
+) -> Iterator[Point]:
+    """The arms whose rate was chosen, at that rate; with `more` factors."""
+    for arm in arms:
+        if (lr := rate(arm, size)) is not None:
+            yield Point({**asdict(arm), "size": size, **more, "lr": lr}, seed)
 
 
 def measure_arm(
     ctx: Context, arm: Arm, size: str, lr: float, look: Look = lambda model, text: [], by_stretch: bool = True
 ) -> list[Row]:
     """Train one model and score it; `look` may add rows about the trained model, given the validation text."""
-    with TemporaryDirectory(dir=ctx.scratch) as folder:
-        trained = train_arm(ctx, arm, size, lr, Path(folder) / "run")
-        model, _ = load_model(trained.summary.model)
-        rows = training_curve(trained.summary, ctx.settings["sequences"] * ctx.settings["length"])
-    model.to(torch.device(ctx.device)).eval()
+    with trained(ctx, arm, size, lr) as (model, run):
+        rows = training_curve(run.summary, ctx.settings["sequences"] * ctx.settings["length"])
     parameters = sum(p.numel() for p in model.parameters())
-    of_model = {"parameters": number(parameters), "d_ff": number(trained.d_ff)}
+    of_model = {"parameters": number(parameters), "d_ff": number(run.d_ff)}
     of_model["tokens_per_parameter"] = number(ctx.settings["tokens"] / parameters)
-    scored = scored_rows(ctx, trained.tokenizer, partial(score, model), partial(look, model), by_stretch)
+    scored = scored_rows(ctx, run.tokenizer, partial(score, model), partial(look, model), by_stretch)
     return [Row({}, of_model | scored[0].metrics), *rows, *scored[1:]]
 
 
@@ -185,7 +179,7 @@ def measure_rate(ctx: Context, arm: Arm, size: str, lr: float) -> list[Row]:
     try:
         return measure_arm(ctx, arm, size, lr, by_stretch=False)
     except NonFiniteLoss:
-        return [Row({}, {SELECTION: Metric(None, unit="nats", better="low")})]
+        return [Row({}, {SELECTION: cross_entropy(math.nan)})]
 
 
 def scored_rows(
@@ -207,7 +201,7 @@ def scored_rows(
         text = text_to_score(ctx, source, tokenizer)
         nats, usage = score(text.windows)
         if name == "validation":  # rates are chosen on one half of it and figures are those of the other
-            of_model[SELECTION] = number(float(nats[::2].mean()), unit="nats", better="low")
+            of_model[SELECTION] = cross_entropy(float(nats[::2].mean()))
             nats, text = nats[1::2], text.every_second()
             of_model |= usage_metrics(usage) if usage is not None else {}
             rows += look(text)
@@ -226,6 +220,15 @@ class TrainedArm:
     summary: TrainSummary
     tokenizer: Path
     d_ff: int
+
+
+@contextmanager
+def trained(ctx: Context, arm: Arm, size: str, lr: float, **changes: Any) -> Iterator[tuple[Any, TrainedArm]]:
+    """An arm after its training, ready to be scored, and its run, whose folder is there within the context."""
+    with TemporaryDirectory(dir=ctx.scratch) as folder:
+        run = train_arm(ctx, arm, size, lr, Path(folder) / "run", **changes)
+        model, _ = load_model(run.summary.model)
+        yield model.to(torch.device(ctx.device)).eval(), run
 
 
 def train_arm(ctx: Context, arm: Arm, size: str, lr: float, out: Path, **changes: Any) -> TrainedArm:
@@ -252,26 +255,6 @@ def train_arm(ctx: Context, arm: Arm, size: str, lr: float, out: Path, **changes
     return TrainedArm(train_model(ctx, replace(config, **changes), TRAINING), tokenizer, d_ff)
 
 
-def text_to_score(ctx: Context, source: str | None, tokenizer: Path) -> ScoredText:
-    """Windows of a text; None is what training holds out of its own."""
-    settings = ctx.settings
-    trained_on: Literal["train", "all"] = "train" if settings["validation"] is None else "all"
-    return scored_text(str(ctx.data), trained_on, source, str(tokenizer), settings["length"], settings["windows"])
-
-
-def tokenizer_folder(data: str, vocab_size: int) -> Path:
-    """A BPE of the training text, trained once on a machine; GPT-2's where its number of entries is asked for."""
-    gpt2 = vocab_size == GPT2_ENTRIES
-    key = "gpt2" if gpt2 else json.dumps([open_source(data).identity(), vocab_size], sort_keys=True)
-    folder = cache_folder() / "tokenizers" / hashlib.sha256(key.encode()).hexdigest()[:32]
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(folder.with_suffix(".lock")):
-        if not folder.is_dir():
-            made = load_tokenizer("gpt2") if gpt2 else train_bpe(open_source(data), vocab_size)
-            write_folder(folder, lambda part: made.save_pretrained(part))
-    return folder
-
-
 @cache
 def matched_width(arm: Arm, size: str, vocab_size: int, length: int) -> int:
     """d_ff, a multiple of 8, that gives an arm as many parameters as SPEN has at this size."""
@@ -294,77 +277,6 @@ def build_arm(arm: Arm, size: str, d_ff: int, vocab_size: int, length: int) -> A
     return build_model(arm.preset(), vocab_size, 0, overrides, length=length)
 
 
-@dataclass(frozen=True)
-class ScoredText:
-    """Windows [N, T+1] of a text, and of each target how far back its pair occurred and how often in training."""
-
-    windows: Ids
-    distance: Ids
-    count: Ids
-    unigram: NDArray[np.float64]
-    """Nats of a model that knows the training text's token counts alone."""
-
-    def every_second(self) -> ScoredText:
-        """Beginning with the second window."""
-        return ScoredText(self.windows[1::2], self.distance[1::2], self.count[1::2], self.unigram[1::2])
-
-
-@cache
-def scored_text(
-    data: str, trained_on: Literal["train", "all"], source: str | None, tokenizer: str, length: int, most: int
-) -> ScoredText:
-    """At most that many windows of `source`, evenly spaced; None is what training holds out of `data`.
-
-    Counts are those of the split `trained_on` of `data`.
-    """
-    train = training_text(data, trained_on, tokenizer)
-    text = pack(source, load_tokenizer(tokenizer)) if source else training_text(data, "validation", tokenizer)
-    available = text.n_windows(length)
-    chosen = np.unique(np.linspace(0, available - 1, min(most, available)).round().astype(int))
-    windows = np.stack([text.window(int(i), length) for i in chosen])
-    codes = pair_codes(windows, text.vocab_size)
-    unigram = -Unigram(train.counts()).log_probs[windows[:, 1:]]
-    return ScoredText(windows, distance_to_last(codes), pairs_in(train).look_up(codes), unigram)
-
-
-def pairs_in(text: PackedTokens) -> PairCounts:
-    """Counted once on a machine, and kept in the cache."""
-    path = cache_folder() / "pairs" / f"{text.fingerprint[:32]}.npz"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(path.with_suffix(".lock")):  # of several processes that want them, one counts
-        if (kept := _kept_pairs(path)) is not None and kept.counts.sum() == text.n_tokens - 1:
-            return kept
-        pairs = PairCounts.of(stretches(text), text.vocab_size)
-        file = BytesIO()
-        np.savez(file, **pairs._asdict())
-        with suppress(OSError):  # a full disk is no reason to lose what was trained
-            write_atomically(path, file.getvalue())
-    return pairs
-
-
-def _kept_pairs(path: Path) -> PairCounts | None:
-    """What the file holds; None where there is none, or it is damaged: the arrays of an .npz have checksums."""
-    try:
-        with np.load(path) as file:
-            return PairCounts(file["codes"], file["counts"])
-    except Exception:  # which one depends on where the damage is; pairs can be counted again
-        return None
-
-
-def training_text(data: str, split: Literal["train", "all", "validation"], tokenizer: str) -> PackedTokens:
-    """`all` where the validation text is another one; else the parts that training makes of its text."""
-    source = open_source(data)
-    if split != "all" and not is_streamed(data):
-        choose_held_out(source).apply(source)  # as training does
-    return pack(source, load_tokenizer(tokenizer), split=split)
-
-
-def stretches(tokens: PackedTokens) -> Iterator[Ids]:
-    """All tokens, in parts that overlap by one, so that no pair is lost."""
-    for start in range(0, tokens.n_tokens - 1, COUNTED_AT_ONCE):
-        yield tokens.tokens(start, min(start + COUNTED_AT_ONCE + 1, tokens.n_tokens))
-
-
 @torch.no_grad()
 def score(model: Any, windows: Ids) -> tuple[NDArray[np.float64], torch.Tensor | None]:
     """Nats of every target [N, T], in float32; and how often each unit [blocks, d_ff] was on, where top-k chooses."""
@@ -384,18 +296,14 @@ def count_units(model: Any) -> Iterator[list[torch.Tensor]]:
     blocks = [m for m in model.modules() if isinstance(m, Block) and m.config.ffn == "topk"]
     counts = [torch.zeros(block.config.d_ff, dtype=torch.long, device=model.device) for block in blocks]
 
-    def counter(of: torch.Tensor) -> Any:
-        def add(_: Any, inputs: tuple[torch.Tensor]) -> None:
-            of.add_((inputs[0] != 0).flatten(0, -2).sum(0))
+    def add_to(count: torch.Tensor) -> Hook:
+        def add(_: nn.Module, inputs: tuple[torch.Tensor], output: torch.Tensor) -> None:
+            count.add_((inputs[0] != 0).flatten(0, -2).sum(0))
 
         return add
 
-    handles = [b.ffn.W_down.register_forward_pre_hook(counter(c)) for b, c in zip(blocks, counts, strict=True)]
-    try:
+    with hooked((block.ffn.W_down, add_to(count)) for block, count in zip(blocks, counts, strict=True)):
         yield counts
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def usage_metrics(usage: torch.Tensor) -> dict[str, Metric]:
@@ -407,12 +315,12 @@ def usage_metrics(usage: torch.Tensor) -> dict[str, Metric]:
 
 def training_curve(summary: TrainSummary, tokens_per_step: int) -> list[Row]:
     """Mean cross-entropy of the training text over each CURVE steps, and which pass over the text they are of."""
-    lines = [json.loads(line) for line in (summary.out / "metrics.jsonl").read_text().splitlines()]
+    lines = metrics_lines(summary.out)
     per_pass = Unigram.load(summary.model / UNIGRAM).counts.sum() / tokens_per_step
     rows = []
     for at in range(0, len(lines), CURVE):
         part = lines[at : at + CURVE]
         nats = sum(line["cross_entropy"] for line in part) / len(part)
-        passes = {"passes": number((at + len(part)) / per_pass), "train_nats": number(nats, unit="nats", better="low")}
+        passes = {"passes": number((at + len(part)) / per_pass), "train_nats": cross_entropy(nats)}
         rows.append(Row({"step": part[-1]["step"]}, passes))
     return rows

@@ -9,14 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
-from typing import Any
 
-from ematrace.analysis.gap_design import SIZES
-from ematrace.experiments.base import Context, Experiment, Point
-from ematrace.experiments.gap_rates import RATES
-from ematrace.experiments.gap_sizes import MASKED, rate_at
-from ematrace.experiments.gap_task import ARM_FIELDS, SPEN, Arm, measure_arm
-from ematrace.results import Row
+from ematrace.analysis.gap_design import MASKED, SIZES, SPEN, Arm
+from ematrace.experiments.base import Point
+from ematrace.experiments.gap_task import arm_experiment, arm_points
 
 UNITS = (SIZES["2m"]["d_ff"], 1536, SIZES["130m"]["d_ff"])
 
@@ -32,24 +28,13 @@ class WideArm(Arm):
 def grid(scale: str, seeds: int) -> Iterable[Point]:
     """At the rates of `2m`; without a GPU one toy, which shows that it runs."""
     if scale != "gpu":
-        yield Point({**asdict(WideArm(**asdict(MASKED), units=256)), "size": "toy", "lr": RATES[0]}, 0)
+        yield from arm_points((WideArm(**asdict(MASKED), units=256),), "toy", 0)
         return
+    arms = [WideArm(**asdict(arm), units=units) for units in UNITS for arm in (SPEN, MASKED)]
     for seed in range(seeds):
-        for units in UNITS:
-            for arm in (SPEN, MASKED):
-                if (lr := rate_at(arm, "2m")) is not None:
-                    yield Point({**asdict(WideArm(**asdict(arm), units=units)), "size": "2m", "lr": lr}, seed)
+        yield from arm_points(arms, "2m", seed)
 
 
-def measure(ctx: Context, *, size: str, lr: float, **arm: Any) -> list[Row]:
-    return measure_arm(ctx, WideArm(**arm), size, lr)
-
-
-EXPERIMENT = Experiment(
-    "gap_units",
-    "Both gradients of the top-k with more units, at one width",
-    grid=grid,
-    measure=measure,
-    seeds=5,
-    **ARM_FIELDS,
+EXPERIMENT = arm_experiment(
+    "gap_units", "Both gradients of the top-k with more units, at one width", grid, WideArm, seeds=5
 )

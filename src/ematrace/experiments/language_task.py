@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
-from ematrace.experiments.base import Context, number
+from ematrace.experiments.base import Context, number, perplexity
 from ematrace.results import Metric
 from ematrace.spen import SpenForCausalLM
 from ematrace.spen.parity import parity
@@ -22,6 +24,11 @@ def train_model(ctx: Context, config: TrainConfig, share: float) -> TrainSummary
     if summary.stopped is not None:
         raise RuntimeError(f"training was stopped by {summary.stopped} at step {summary.step}")
     return summary
+
+
+def metrics_lines(out: Path) -> list[dict[str, Any]]:
+    """What the run in this folder recorded at each step."""
+    return [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
 
 
 class _Progress(Silent):
@@ -40,7 +47,4 @@ def parity_metrics(model: SpenForCausalLM, ids: Tensor) -> dict[str, Metric]:
     found = parity(model, ids)
     values = {**asdict(found), "perplexity_ratio": found.perplexity_ratio}
     perplexities = ("perplexity_parallel", "perplexity_streamed")
-    return {
-        name: number(value, unit="perplexity", better="low") if name in perplexities else number(value)
-        for name, value in values.items()
-    }
+    return {name: perplexity(value) if name in perplexities else number(value) for name, value in values.items()}

@@ -13,7 +13,7 @@ from tempfile import TemporaryDirectory
 
 import torch
 
-from ematrace.experiments.base import Context, Experiment, factorial, number
+from ematrace.experiments.base import Context, Experiment, cross_entropy, factorial, number
 from ematrace.experiments.language_task import parity_metrics, train_model
 from ematrace.results import Row
 from ematrace.spen import SpenConfig, SpenForCausalLM
@@ -41,7 +41,7 @@ def measure(ctx: Context) -> list[Row]:
     entropies = {}
     for name in ("validation_cross_entropy", "unigram_cross_entropy", "uniform_cross_entropy"):
         value = getattr(summary, name)
-        entropies[name] = number(math.nan if value is None else value, unit="nats", better="low")
+        entropies[name] = cross_entropy(math.nan if value is None else value)
     rows.append(Row({"model": preset}, entropies))
     ids = torch.from_numpy(pack(source, tokenizer, split=split).tokens(0, ctx.settings["positions"])).unsqueeze(0)
     compared = variants(model)

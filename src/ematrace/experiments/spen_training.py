@@ -10,7 +10,6 @@ Then both are scored on texts that neither was trained on, and the streamed SPEN
 
 from __future__ import annotations
 
-import json
 import math
 import statistics
 from collections.abc import Mapping
@@ -22,8 +21,17 @@ from typing import Any
 import torch
 
 from ematrace.baselines.language import UNIGRAM, Unigram
-from ematrace.experiments.base import NO_DEFAULT, Context, Experiment, Point, factorial, number
-from ematrace.experiments.language_task import parity_metrics, train_model
+from ematrace.experiments.base import (
+    NO_DEFAULT,
+    Context,
+    Experiment,
+    Point,
+    cross_entropy,
+    factorial,
+    number,
+    perplexity,
+)
+from ematrace.experiments.language_task import metrics_lines, parity_metrics, train_model
 from ematrace.results import Metric, Row
 from ematrace.train import TrainConfig, TrainSummary
 from ematrace.train.config import resolve_recipe
@@ -55,12 +63,12 @@ def recipe_of(point: Point, settings: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def training_metrics(summary: TrainSummary) -> dict[str, Metric]:
-    lines = [json.loads(line) for line in (summary.out / "metrics.jsonl").read_text().splitlines()]
+    lines = metrics_lines(summary.out)
     speeds = sorted(line["tokens_per_second"] for line in lines[COMPILING:] or lines)
     median = statistics.median(speeds)
     mfu = median * summary.flops_per_token / summary.matmul_flops_per_second
     entropies = {
-        name: number(value, unit="nats", better="low")
+        name: cross_entropy(value)
         for name in ("validation_cross_entropy", "unigram_cross_entropy")
         if (value := getattr(summary, name)) is not None
     }
@@ -94,13 +102,12 @@ def held_out_rows(ctx: Context, summary: TrainSummary) -> list[Row]:
     for done, (name, source) in enumerate(texts.items(), start=1):
         result = evaluate(model, tokenizer, open_source(source), batch_tokens=16_384, unigram=unigram)
         metrics = {
-            "perplexity": number(result.total.perplexity, unit="perplexity", better="low"),
-            "cross_entropy": number(result.total.cross_entropy, unit="nats", better="low"),
+            "perplexity": perplexity(result.total.perplexity),
+            "cross_entropy": cross_entropy(result.total.cross_entropy),
             "bits_per_byte": number(result.bits_per_byte, unit="bits/byte", better="low"),
         }
         if unigram is not None:
-            perplexity = result.baselines["unigram"].perplexity
-            metrics["unigram_perplexity"] = number(perplexity, unit="perplexity", better="low")
+            metrics["unigram_perplexity"] = perplexity(result.baselines["unigram"].perplexity)
         rows.append(Row({"text": name}, metrics))
         ctx.progress(TRAINING + (1 - TRAINING) * done / (len(texts) + 1))
     if isinstance(model, SpenForCausalLM) and texts:

@@ -13,7 +13,7 @@ from typing import Any
 
 from ematrace.baselines.bigru import BiGRUSettings, BiGRUTagger
 from ematrace.baselines.transformer import TransformerSettings, TransformerTagger
-from ematrace.experiments.base import Context, Experiment, Point, number
+from ematrace.experiments.base import Context, Experiment, Point, cross_entropy, number
 from ematrace.experiments.grammar_task import (
     GRAMMAR,
     GrammarTask,
@@ -51,7 +51,7 @@ def measure(ctx: Context, grammar: str, model: str, embedding: int | str, word_d
     )
     parameters = sum(p.numel() for p in tagger.network_.parameters() if p.requires_grad)
     trained = {
-        "train_nats": number(tagger.history_[-1].loss, unit="nats", better="low"),
+        "train_nats": cross_entropy(tagger.history_[-1].loss),
         "parameters": number(parameters, unit="parameters"),
     }
     return [Row({}, trained), *judge_tagger(task, tagger, (*UNSEEN, "unk") if word_dropout else UNSEEN)]

@@ -22,12 +22,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from itertools import product
-from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -35,20 +33,17 @@ import torch
 from scipy.optimize import least_squares
 from torch import Tensor
 
-from ematrace.experiments.base import Context, Device, Experiment, Point, accuracy, number
-from ematrace.experiments.gap_rates import RATES
-from ematrace.experiments.gap_sizes import ATTENTION, EMA, rate_at
+from ematrace.analysis.gap_design import ATTENTION, EMA, SPEN, Arm
+from ematrace.experiments.base import Context, Device, Experiment, Point, accuracy, cross_entropy, number
 from ematrace.experiments.gap_task import (
     SCORED_AT_ONCE,
     SETTINGS,
-    SPEN,
-    Arm,
+    arm_points,
     budget_of,
     seconds_of,
-    text_to_score,
-    train_arm,
-    training_text,
+    trained,
 )
+from ematrace.experiments.gap_text import text_of_training, text_to_score
 from ematrace.experiments.recall import Ids
 from ematrace.experiments.token_readers import Fitting, Kind, PriorAt, Samples, fit_readers, fit_topic, whitened
 from ematrace.experiments.trace_information import pair_information, vector_information
@@ -56,7 +51,6 @@ from ematrace.mixers.ema import ALPHAS
 from ematrace.results import Metric, Row
 from ematrace.results.schema import Factor
 from ematrace.traces import ema_traces
-from ematrace.train import load_model
 
 FORMATS: Mapping[str, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 ROUNDED = ("slow", "traces", "sequence")  # also read in bfloat16
@@ -91,7 +85,7 @@ class Scores:
 
     def metrics(self, baseline: Tensor | None = None) -> dict[str, Metric]:
         share, n = float(self.right.double().mean()), self.nats.numel()
-        found = {"accuracy": accuracy(share, n), "nats": number(float(self.nats.mean()), unit="nats", better="low")}
+        found = {"accuracy": accuracy(share, n), "nats": cross_entropy(float(self.nats.mean()))}
         if baseline is not None:
             gains = (baseline - self.nats.view_as(baseline)).mean(1)  # of windows, whose targets are not independent
             found["gain_nats"] = number(float(gains.mean()), unit="nats", better="high")
@@ -102,12 +96,11 @@ class Scores:
 def grid(scale: str, seeds: int) -> Iterable[Point]:
     """Claims are about SPEN, the others are for comparison. Without a GPU toys, which show that it runs."""
     if scale != "gpu":
-        yield from (Point({**asdict(arm), "size": "toy", "lr": RATES[0]}, 0) for arm in (EMA, ATTENTION))
+        yield from arm_points((EMA, ATTENTION), "toy", 0)
         return
     for arm, of_arm in ((SPEN, seeds), (EMA, 1), (ATTENTION, 1)):
-        lr = rate_at(arm, "2m")
-        if lr is not None:
-            yield from (Point({**asdict(arm), "size": "2m", "lr": lr}, seed) for seed in range(of_arm))
+        for seed in range(of_arm):
+            yield from arm_points((arm,), "2m", seed)
 
 
 def budget(point: Point, settings: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -117,19 +110,13 @@ def budget(point: Point, settings: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def measure(ctx: Context, *, size: str, lr: float, **factors: Any) -> list[Row]:
     settings = ctx.settings
-    with TemporaryDirectory(dir=ctx.scratch) as folder:
-        trained = train_arm(ctx, Arm(**factors), size, lr, Path(folder) / "run")
-        model, _ = load_model(trained.summary.model)
-    ctx.progress(TRAINING)
-    model.to(torch.device(ctx.device)).eval()
-    split: Literal["train", "all"] = "train" if settings["validation"] is None else "all"
-    text = training_text(str(ctx.data), split, str(trained.tokenizer))
-    length = settings["length"]
+    with trained(ctx, Arm(**factors), size, lr) as (model, run):
+        ctx.progress(TRAINING)
+    text, length = text_of_training(ctx, run.tokenizer), settings["length"]
     of_topic, of_readers = (
-        np.stack([text.window(int(i), length) for i in chosen])
-        for chosen in choose_windows(text.n_windows(length), settings["reader"], ctx.seed)
+        text.windows(chosen, length) for chosen in choose_windows(text.n_windows(length), settings["reader"], ctx.seed)
     )
-    scored = text_to_score(ctx, settings["validation"], trained.tokenizer).every_second().windows
+    scored = text_to_score(ctx, settings["validation"], run.tokenizer).every_second().windows
     most = min(len(scored), settings["reader"]["scored_windows"])
     if most < 2:
         raise ValueError(f"settings: windows: a gain has its noise from 2 scored windows or more, not {most}")

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ematrace.experiments.base import Context, Experiment, factorial
+from ematrace.experiments.base import Context, Experiment, factorial, perplexity
 from ematrace.experiments.recall import Ids
 from ematrace.results import Metric, Row
 from ematrace.text import load_tokenizer, open_source, pack, train_bpe
@@ -39,7 +39,7 @@ def own_counts_perplexity(tokens: Ids) -> Metric:
     """
     counts = np.bincount(tokens)
     shares = counts[counts > 0] / len(tokens)
-    return Metric(float(np.exp(-shares @ np.log(shares))), unit="perplexity", n=len(tokens), better="low")
+    return perplexity(float(np.exp(-shares @ np.log(shares))), len(tokens))
 
 
 EXPERIMENT = Experiment(

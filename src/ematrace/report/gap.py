@@ -24,7 +24,7 @@ from ematrace.analysis.gap import (
     ratio,
 )
 from ematrace.analysis.gap_closure import Closure, build_closure
-from ematrace.analysis.gap_design import ATTENTION, BETWEEN, CHAIN, EMA, END, LEARNED, START, ArmFactors
+from ematrace.analysis.gap_design import ATTENTION, BETWEEN, CHAIN, EMA, END, LEARNED, START, TRUE_GRADIENT, Arm
 from ematrace.analysis.gap_scores import EXPERIMENT, MAIN, TOY, Absence, GapScores, load_scores
 from ematrace.analysis.gap_trend import GRADIENT, LARGEST, SIZE_SWEEP, WHOLE, build_trend
 from ematrace.analysis.plan import LEAST_SEEDS, SEEDS, TEXTS
@@ -55,7 +55,6 @@ NO_GAP = "Trained alike, SPEN's block and GPT-2's are less than a tenth of a nat
 TOY_HEADING = "A toy, which shows that it runs, and nothing else."
 CLAIM = "C25"
 GPU_AND_TEXT = "a CUDA GPU and text of yours as SOURCE"
-MASKED = CHAIN[2]  # SPEN's block without the load-balance loss and with the true gradient
 PAPERS_TEXT = "c4"
 PAPERS_GAP = "8x on C4 and 25x on WikiText, with a GPT-2 that saw five times as many tokens"
 
@@ -119,12 +118,12 @@ class GapData:
         return judge_traces(judged) if not self.scores.is_toy and len(judged) == len(TEXTS) else None
 
     @property
-    def ordered_arms(self) -> list[ArmFactors]:
+    def ordered_arms(self) -> list[Arm]:
         """Those that are there: the chain's from SPEN to GPT-2, then the others."""
         return [arm for arm in dict.fromkeys((*CHAIN, *self.scores.arms)) if arm in self.scores.arms]
 
     @property
-    def absent(self) -> list[tuple[ArmFactors, Absence]]:
+    def absent(self) -> list[tuple[Arm, Absence]]:
         """Arms of the chain, of the factorial and of the recall shares that are not there, and why."""
         wanted = dict.fromkeys((*CHAIN, *(() if self.scores.is_toy else factorial_arms()), EMA, ATTENTION))
         of_chain = self.chains[0].missing if self.chains else {}
@@ -135,7 +134,7 @@ class GapData:
     def command(self) -> Command:
         return Command(f"ematrace reproduce {EXPERIMENT} --scale gpu --data SOURCE", GPU_AND_TEXT)
 
-    def command_for_arm(self, arm: ArmFactors, absence: Absence) -> str:
+    def command_for_arm(self, arm: Arm, absence: Absence) -> str:
         """The command that makes an arm's cells, or sweeps its rates."""
         only = " ".join(f"{field.name}={_spelt(getattr(arm, field.name))}" for field in fields(arm))
         scale = "" if self.scores.is_toy else " --scale gpu --data SOURCE"
@@ -264,10 +263,10 @@ def _in_the_chart(gap: GapData) -> str:
     return f" On {text_name(chain.text)}, as in the chart, it is {with_interval(chain.whole.nats)}."
 
 
-def to_attention(gap: GapData, start: ArmFactors) -> list[str] | None:
+def to_attention(gap: GapData, start: Arm) -> list[str] | None:
     """The distance from a block of the chain to attention with rope, what of it is left behind at the masked block, and
     what is traces against attention: on every text. None where there is no share on one."""
-    arms = {"start": start, "masked": MASKED, "ema": EMA, "rope": ATTENTION}
+    arms = {"start": start, "masked": TRUE_GRADIENT, "ema": EMA, "rope": ATTENTION}
     if any(arm not in gap.scores.arms for arm in arms.values()):
         return None
     seeds = gap.scores.common_seeds(arms.values())
@@ -284,7 +283,7 @@ def to_attention(gap: GapData, start: ArmFactors) -> list[str] | None:
 
 def other_reading(gap: GapData) -> list[str]:
     """What traces are of the distance if the paper's straight-through gradient is what is called the true one here."""
-    if (found := to_attention(gap, MASKED)) is None:
+    if (found := to_attention(gap, TRUE_GRADIENT)) is None:
         return []
     whole, _, traces = found
     return [
@@ -363,7 +362,7 @@ def percent(found: Ratio) -> str:
     return "–" if found.share is None else f"{100 * found.share:.0f}%"
 
 
-def attention_name(arm: ArmFactors) -> str:
+def attention_name(arm: Arm) -> str:
     return f"attention with {'rope' if arm == ATTENTION else 'learned positions'}"
 
 

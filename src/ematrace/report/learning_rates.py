@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ematrace.analysis.gap_design import ArmFactors
+from ematrace.analysis.gap_design import Arm
 from ematrace.analysis.gap_scores import MAIN, SWEEP, sweeps
 from ematrace.analysis.gap_trend import SIZE_SWEEP
 from ematrace.analysis.rates import Sweep
@@ -12,7 +12,7 @@ from ematrace.report.formatting import Rows, number
 from ematrace.results import Table
 
 
-def sweeps_at(cells: Table, size: str) -> Mapping[ArmFactors, Sweep]:
+def sweeps_at(cells: Table, size: str) -> Mapping[Arm, Sweep]:
     return sweeps(cells, size, SWEEP if size == MAIN else SIZE_SWEEP)
 
 

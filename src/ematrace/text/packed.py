@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -99,6 +100,10 @@ class PackedTokens:
     def window(self, i: int, length: int) -> np.ndarray:
         self._check_window(i, length)
         return self.tokens(i * length, i * length + length + 1)
+
+    def windows(self, numbers: Iterable[int], length: int) -> np.ndarray:
+        """The windows of these numbers, [N, length + 1]."""
+        return np.stack([self.window(int(i), length) for i in numbers])
 
     def document_starts(self, i: int, length: int) -> np.ndarray:
         """Positions p in [0, length) such that input p of window i is the first token of a document."""

@@ -49,7 +49,7 @@ SECTIONS = (
         "How many units the top-k keeps, how evenly they are used, and how the straight-through gradient stands to the "
         "true one at the same weights on the same text.",
         (
-            *("gap_sparsity", "gap_units", "gap_kept", "gap_halves", "gap_start", "gap_first_steps"),
+            *("gap_sparsity", "gap_units", "gap_kept", "gap_halves", "gap_halves_2m", "gap_start", "gap_first_steps"),
             *("gap_straight_through", "gap_all_units"),
         ),
         gap_controls.sparsity,

@@ -13,14 +13,15 @@ from ematrace.analysis.gap import Chain, Outcome, Ratio, RecallShare, Step
 from ematrace.analysis.gap_closure import Closure
 from ematrace.analysis.gap_design import (
     ATTENTION,
-    CHAIN,
     EMA,
+    GPT2,
     JOINED_NAME,
     LEARNED,
     PLAYER_NAMES,
     SIZES,
+    SPEN,
     SPLIT_NAMES,
-    ArmFactors,
+    Arm,
 )
 from ematrace.analysis.gap_scores import EXPERIMENT, TOY
 from ematrace.analysis.plan import MARGIN, TEXTS
@@ -302,7 +303,7 @@ def _arms(gap: GapData) -> Content:
 def _slices(gap: GapData) -> Iterator[Content]:
     """On held-out text, of the ends of the chain and the arms that recall is judged by."""
     text = gap.scores.texts[0]
-    arms = [arm for arm in gap.ordered_arms if arm in (CHAIN[0], CHAIN[-1], EMA, ATTENTION, LEARNED)]
+    arms = [arm for arm in gap.ordered_arms if arm in (SPEN, GPT2, EMA, ATTENTION, LEARNED)]
     parts: list[Content] = [_by_slice(gap, arms, text), *_ranges(gap, arms, text)]
     if others := len(gap.ordered_arms) - len(arms):
         more = Markup("{} more: {}").format(plural(others, "arm"), code(f"results/{EXPERIMENT}/"))
@@ -310,14 +311,14 @@ def _slices(gap: GapData) -> Iterator[Content]:
     yield Fold("By slice, distance to the last occurrence, and count in training", parts)
 
 
-def _by_slice(gap: GapData, arms: Sequence[ArmFactors], text: str) -> Content:
+def _by_slice(gap: GapData, arms: Sequence[Arm], text: str) -> Content:
     slices = [part for of, part in next(iter(next(iter(gap.scores.arms.values())).values())).nats if of == text]
     shares = [f"{part} ({_share(gap, text, part):.1%})" for part in slices]
     rows = [[arm.text, *(_slice(gap, arm, text, part) for part in slices)] for arm in arms]
     return plain_table(["arm", *shares], rows, f"Nats by slice on {text_name(text)}, with the share of tokens in it")
 
 
-def _ranges(gap: GapData, arms: Sequence[ArmFactors], text: str) -> Iterator[Content]:
+def _ranges(gap: GapData, arms: Sequence[Arm], text: str) -> Iterator[Content]:
     """Recall tokens by how far back the pair was seen, and all tokens by how often the training text has the pair."""
     size = gap.scores.size
     rows = [
@@ -339,7 +340,7 @@ def _share(gap: GapData, text: str, part: str) -> float:
     return gap.scores.share(arm, text, part, next(iter(runs)))
 
 
-def _slice(gap: GapData, arm: ArmFactors, text: str, part: str) -> str:
+def _slice(gap: GapData, arm: Arm, text: str, part: str) -> str:
     seeds = sorted(gap.scores.arms[arm])
     if not gap.scores.share(arm, text, part, seeds[0]):
         return "–"
