@@ -109,7 +109,7 @@ class TestThePages:
         said = re.search(r"Traces are (.*?) of the distance on average, (.*?) as the first .*? and (.*?) as the", page)
         assert said is not None
         shares = page.split("<!-- table: gap-shares -->")[1].split("<!-- end -->")[0]
-        change = "attention with rope, not traces"
+        change = "attention with RoPE, not traces"
         rows = [change, f"{change}, as the first change", f"{change}, as the last change"]
         for place, name in zip(said.groups(), rows, strict=True):
             assert re.findall(r"[\d.]+%(?= \()", place) == [cell.split(" ")[0] for cell in row(shares, name)[1::2]]
@@ -413,7 +413,7 @@ def test_a_change_is_compared_where_both_implementations_have_both_arms() -> Non
     second += [run(ATTENTION, seed, x, x, experiment="gap_second") for seed, x in enumerate((3.8, 3.7, 3.6))]
     held_out, *_ = write("gap-second-steps", made(*sweep(arms), *first, *second)).splitlines()[2:]
     assert row(held_out, "held-out text") == [
-        "attention with rope, not traces", ".200", ".200 (\u2212.048 to .448)",
+        "attention with RoPE, not traces", ".200", ".200 (\u2212.048 to .448)",
         ".000 (\u2212.248 to .248)", "3",
     ]  # fmt: skip
 

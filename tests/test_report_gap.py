@@ -241,7 +241,7 @@ class TestMarkdown:
         said = re.search(r"straight-through gradient of the top-k, ([\d.]+)%", details(data))
         assert said is not None
         assert float(said[1]) == pytest.approx(100 * ratio / math.fsum(nats.values()), abs=0.3)
-        assert "nats behind attention with rope" in recall_finding(data)
+        assert "nats behind attention with RoPE" in recall_finding(data)
 
     def test_verdict_on_the_traces_has_all_orders_and_both_gradients(self, data: ReportData) -> None:
         orders, other = verdict_on_traces(data).split("\n\n")
@@ -263,7 +263,7 @@ class TestMarkdown:
     def test_without_the_factorial_the_chains_own_attention(self, tmp_path: Path) -> None:
         data = data_of(tmp_path / "chain", *files(CHAIN))
         assert "nats behind attention with learned positions; on held-out text, " in recall_finding(data)
-        assert "attention with rope" not in recall_finding(data) + findings(data)
+        assert "attention with RoPE" not in recall_finding(data) + findings(data)
 
         verdicts = {row.id: (row.verdict, row.why or "") for row in data.rows}
         for id in (
@@ -313,7 +313,7 @@ class TestMarkdown:
         assert {len(row) for row in rows} == {len(heads)} == {7}
         assert [sum(row[0] == name for row in rows) for name in dict.fromkeys(row[0] for row in rows)] == [6, 4, 4, 6]
         assert len({tuple(row[:4]) for row in rows}) == len(rows)
-        expected = {"attention with rope": 0.16, "true gradient": 0.16, "all units": 0.4, "context into": 0.0}
+        expected = {"attention with RoPE": 0.16, "true gradient": 0.16, "all units": 0.4, "context into": 0.0}
         for row in rows:
             planted = next(value for name, value in expected.items() if row[0].startswith(name))
             assert float(row[4].split(" ")[0].replace("−", "-")) == pytest.approx(planted, abs=0.003)

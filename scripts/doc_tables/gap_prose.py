@@ -101,13 +101,13 @@ def _parts(gap: GapData) -> Iterator[str]:
 
 
 def _to_rope(gap: GapData) -> Iterator[str]:
-    """The same two parts of the distance to attention with rope, which stands beside the chain."""
+    """The same two parts of the distance to attention with RoPE, which stands beside the chain."""
     found = to_attention(gap, SPEN)
     if found is None:
         return
     whole, top_k, traces = found
     yield (
-        f"With attention with rope at the end instead, the distance is {whole} nats on these texts: the load-balance "
+        f"With attention with RoPE at the end instead, the distance is {whole} nats on these texts: the load-balance "
         f"loss and the gradient are {top_k} of it, traces in place of attention {traces}."
     )
 

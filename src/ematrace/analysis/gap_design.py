@@ -184,7 +184,7 @@ PLAYERS: Mapping[str, tuple[Mapping[str, str], Mapping[str, str]]] = {
     "residual": ({"residual": "ffn"}, {"residual": "direct"}),
 }
 PLAYER_NAMES = {
-    "context": "context: EMA to attention with rope",
+    "context": "context: EMA to attention with RoPE",
     "ffn": "feed-forward: 6% straight-through to dense",
     "residual": "residual: through the feed-forward only, to direct",
 }

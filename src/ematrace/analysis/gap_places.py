@@ -18,7 +18,7 @@ LEVELS: Mapping[str, tuple[Mapping[str, str], ...]] = {
 }
 NO_CONTEXT = {"context": "none", "positions": "none"}
 CHANGES = (
-    ("context", 0, "attention with rope, not traces"),
+    ("context", 0, "attention with RoPE, not traces"),
     ("ffn", 0, "true gradient of the top-k, not straight-through"),
     ("ffn", 1, "all units, not 6%"),
     ("residual", 0, "context into the residual"),
@@ -61,4 +61,4 @@ def build_places(scores: GapScores) -> Iterator[Place]:
 
 
 def context_name(arm: Arm) -> str:
-    return {EMA.context: "traces", ATTENTION.context: "attention with rope"}.get(arm.context, arm.context)
+    return {EMA.context: "traces", ATTENTION.context: "attention with RoPE"}.get(arm.context, arm.context)

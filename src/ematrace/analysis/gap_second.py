@@ -15,7 +15,7 @@ SECOND = "gap_second"
 ELSEWHERE = ("gap_sizes", "gap_units")  # have arms that `gap` lacks; where both have a run, the last one's counts
 _DIRECT = {"residual"}  # moved: traces with a direct residual
 STEPS = {
-    "attention with rope, not traces": (EMA, ATTENTION),
+    "attention with RoPE, not traces": (EMA, ATTENTION),
     "true gradient of the top-k, not straight-through": (corner(_DIRECT), corner(_DIRECT, ffn="topk_masked")),
     "true gradient of the top-k in Algorithm 1's block, not straight-through": (SPEN, MASKED),
 }

@@ -15,9 +15,9 @@ from ematrace.experiments.gap_task import arm_experiment, arm_points
 
 
 def grid(scale: str, seeds: int) -> Iterable[Point]:
-    """Arms whose rate was chosen (`gap_rates`), seed by seed; without a GPU the chain and attention with rope, as toys.
+    """Arms whose rate was chosen (`gap_rates`), seed by seed; without a GPU the chain and attention with RoPE, as toys.
 
-    The chain comes first: it says most. Attention with rope is what the recall share of EMA's gap is measured against.
+    The chain comes first: it says most. Attention with RoPE is what the recall share of EMA's gap is measured against.
     """
     if scale != "gpu":
         yield from arm_points((*CHAIN, ATTENTION), "toy", 0)

@@ -67,7 +67,7 @@ class Ema(nn.Module):
 
 
 class Attention(nn.Module):
-    """y_t = W_o Σ_{s≤t} softmax_s(q_t · k_s / √d_head) v_s for each head; with rope, q_t and k_s turn by t and s."""
+    """y_t = W_o Σ_{s≤t} softmax_s(q_t · k_s / √d_head) v_s for each head; with RoPE, q_t and k_s turn by t and s."""
 
     def __init__(self, d: int, heads: int, rope: bool) -> None:
         super().__init__()

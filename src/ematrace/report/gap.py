@@ -264,7 +264,7 @@ def _in_the_chart(gap: GapData) -> str:
 
 
 def to_attention(gap: GapData, start: Arm) -> list[str] | None:
-    """The distance from a block of the chain to attention with rope, what of it is left behind at the masked block, and
+    """The distance from a block of the chain to attention with RoPE, what of it is left behind at the masked block, and
     what is traces against attention: on every text. None where there is no share on one."""
     arms = {"start": start, "masked": TRUE_GRADIENT, "ema": EMA, "rope": ATTENTION}
     if any(arm not in gap.scores.arms for arm in arms.values()):
@@ -288,7 +288,7 @@ def other_reading(gap: GapData) -> list[str]:
     whole, _, traces = found
     return [
         "If the paper's straight-through estimator is a mask that is held constant, its block is the one with the true "
-        f"gradient. From there the distance to attention with rope is {whole} nats, and traces in place of attention "
+        f"gradient. From there the distance to attention with RoPE is {whole} nats, and traces in place of attention "
         f"are {traces} of it.",
         *_in_all_orders(gap),
     ]
@@ -323,7 +323,7 @@ def shares_sentence(gap: GapData) -> str:
     texts = listed([text_name(s.text) for s in gap.shares])
     sentence = (
         f"Averaged over the orders in which things can be changed, the straight-through gradient is {of['gradient']} "
-        f"of the distance to attention with rope on {texts}, traces instead of attention {of['context']}."
+        f"of the distance to attention with RoPE on {texts}, traces instead of attention {of['context']}."
     )
     if gap.outcome_with_true_gradient is not None:
         context = listed([percent(s.players["context"]) for s in gap.shares_with_true_gradient])
@@ -363,7 +363,7 @@ def percent(found: Ratio) -> str:
 
 
 def attention_name(arm: Arm) -> str:
-    return f"attention with {'rope' if arm == ATTENTION else 'learned positions'}"
+    return f"attention with {'RoPE' if arm == ATTENTION else 'learned positions'}"
 
 
 def recall_text(found: Mapping[str, RecallShare]) -> str:

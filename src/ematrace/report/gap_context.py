@@ -39,7 +39,7 @@ def context_rows(data: ReportData) -> Rows | None:
 
 
 def context_share_rows(data: ReportData) -> Rows | None:
-    """Of what attention with rope saves over no context: what traces save, and attention without positions."""
+    """Of what attention with RoPE saves over no context: what traces save, and attention without positions."""
     by_text = _worth(data) or {}
     names = [name for name in (TRACES, UNORDERED) if by_text and all(name in of for of in by_text.values())]
     rows = [
@@ -62,7 +62,7 @@ def unordered_sentence(data: ReportData) -> str:
 
 
 def recall_part_rows(data: ReportData) -> Rows | None:
-    """Where on repeated pairs traces are behind attention with rope: by count in training, and by distance."""
+    """Where on repeated pairs traces are behind attention with RoPE: by count in training, and by distance."""
     scores = data.derived(GapData).scores
     by_text = {} if scores.is_toy else {text: build_recall_parts(scores, text) for text in scores.texts}
     heads = ["repeated pairs", "share of tokens"]
@@ -77,14 +77,14 @@ def recall_part_rows(data: ReportData) -> Rows | None:
 
 
 def context_sentence(data: ReportData) -> str:
-    """Of what attention with rope saves over no context, what traces save; empty where an arm is missing on a text."""
+    """Of what attention with RoPE saves over no context, what traces save; empty where an arm is missing on a text."""
     by_text = _worth(data) or {}
     found = [of[TRACES] for of in by_text.values() if TRACES in of]
     if not found or len(found) < len(by_text):
         return ""
     whole, recall, other = (listed([percent(worth.of_attention[part]) for worth in found]) for part in PARTS)
     return (
-        f"With a dense layer, traces save {whole} of the nats that attention with rope saves over no context "
+        f"With a dense layer, traces save {whole} of the nats that attention with RoPE saves over no context "
         f"({listed([text_name(text) for text in by_text])}): {recall} on tokens that repeat a pair of tokens from "
         f"earlier in the window, {other} on the others."
     )

@@ -213,7 +213,7 @@ def _shares(gap: GapData) -> Iterator[Content]:
         rows.append([name, *(x for s in gap.shares for x in _ratio(averaged_values(s)[key]))])
     yield Paragraph(
         "Shares do not depend on the order of the changes: they are Shapley values over the six orders, from EMA with "
-        "the straight-through top-k, its context behind the feed-forward layer, to attention with rope, dense and "
+        "the straight-through top-k, its context behind the feed-forward layer, to attention with RoPE, dense and "
         "direct. Intervals of shares are Fieller's; of a distance below .1 nats no share is given."
     )
     yield plain_table(heads, rows, "Shapley values of three changes")
@@ -269,11 +269,14 @@ def _recall(gap: GapData) -> Iterator[Content]:
 def _context(data: ReportData) -> Iterator[Content]:
     """What a context is worth by itself."""
     captions = {
-        "Nats that a context saves over none": context_rows(data),
-        "The same as a share of what attention with rope saves on these tokens": context_share_rows(data),
-        "Repeated pairs on which traces are behind attention with rope": recall_part_rows(data),
+        "Nats that a context saves over none, with as many parameters": context_rows(data),
+        "The same as a share of what attention with RoPE saves on these tokens": context_share_rows(data),
+        "Where on repeated pairs traces are behind attention with RoPE, in dense blocks": recall_part_rows(data),
     }
-    yield from (plain_table(*rows, caption) for caption, rows in captions.items() if rows is not None)
+    for caption, rows in captions.items():
+        if rows is not None:
+            yield Paragraph(f"{caption}.")
+            yield plain_table(*rows, caption)
     if sentence := unordered_sentence(data):
         yield Paragraph(sentence)
 
