@@ -98,12 +98,13 @@ def report_data(*made: CellFile) -> ReportData:
     return ReportData(table, load_claims(), ())
 
 
+@pytest.fixture(scope="module")
+def data() -> ReportData:
+    return report_data(*(run(arm, seed, NATS[arm][1], NATS[arm][0]) for arm in NATS for seed in range(3)))
+
+
 class TestRows:
     """As page and docs show them."""
-
-    @pytest.fixture(scope="class")
-    def data(self) -> ReportData:
-        return report_data(*(run(arm, seed, NATS[arm][1], NATS[arm][0]) for arm in NATS for seed in range(3)))
 
     def test_a_row_for_each_context_that_is_recorded(self, data: ReportData) -> None:
         heads, rows = context_rows(data) or ((), ())
