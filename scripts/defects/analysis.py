@@ -141,3 +141,19 @@ def hooks_stay(hooks: Any) -> None:
         return hooked
 
     wrap(hooks, "hooked", kept)
+
+
+@defect("analysis.gap_context", "test_gap_context.py", "shares_are_of_what_attention_saves")
+def shares_of_twice_what_attention_saves(gap_context: Any) -> None:
+    """A context is worth half of its share."""
+
+    def of_twice(original: Any) -> Any:
+        return lambda part, whole: original(part, 2 * whole)
+
+    wrap(gap_context, "ratio", of_twice)
+
+
+@defect("analysis.gap_context", "test_gap_context.py", "a_part_of_the_repeated_pairs")
+def rare_pairs_stand_for_all(gap_context: Any) -> None:
+    """Only the rows of all repeated pairs are computed."""
+    constant(gap_context, "RECALLED", lambda parts: parts[:1])
