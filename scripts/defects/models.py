@@ -50,21 +50,9 @@ def backward_pass_counted_once(flops: Any) -> None:
 
 @defect("train.models", "test_language_cli.py", "code_in_a_model_folder")
 def code_of_a_model_folder_runs(models: Any) -> None:
-    """trust_remote_code=True."""
+    """As with --trust-remote-code, which nobody gave."""
 
     def trusting(original: Any) -> Any:
-        def load_model(*args: Any, **kwargs: Any) -> Any:
-            from transformers import AutoModelForCausalLM
-
-            careful = AutoModelForCausalLM.from_pretrained
-            AutoModelForCausalLM.from_pretrained = lambda name, **options: careful(
-                name, **{**options, "trust_remote_code": True}
-            )
-            try:
-                return original(*args, **kwargs)
-            finally:
-                AutoModelForCausalLM.from_pretrained = careful
-
-        return load_model
+        return lambda *args, **kwargs: original(*args, **{**kwargs, "trust_remote_code": True})
 
     wrap(models, "load_model", trusting)
