@@ -277,6 +277,13 @@ def test_what_is_missing_is_said_with_the_command_that_has_it(monkeypatch, away)
     )
 
 
+def test_the_text_is_said_where_nobody_named_one() -> None:
+    described = make_plan(Request(("gap_units",), only=("seed=0",))).describe(["gap_units"])
+    assert "\ntext: builtin, by default; recorded runs may have another" in described
+    named = make_plan(Request(("gap_units",), only=("seed=0",), data="builtin")).describe(["gap_units"])
+    assert "text:" not in named
+
+
 def test_no_command_where_it_would_be_the_one_that_was_typed(monkeypatch, away):
     (away / "a.txt").write_text("text")
     line = "spen_training needs a CUDA GPU (torch sees none here)"

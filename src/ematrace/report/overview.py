@@ -88,7 +88,9 @@ class ClaimView:
     @property
     def failing(self) -> str:
         failed = sum(check.holds is False and not check.undecided for check in self.row.checks)
-        return f"{failed} of {plural(len(self.row.checks), 'predicate')} {'fails' if failed == 1 else 'fail'}"
+        undecided = sum(check.undecided for check in self.row.checks)
+        rest = f", {undecided} undecided" if undecided else ""
+        return f"{failed} of {plural(len(self.row.checks), 'predicate')} {'fails' if failed == 1 else 'fail'}{rest}"
 
     @property
     def predicates(self) -> list[PredicateView]:

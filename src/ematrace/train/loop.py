@@ -23,6 +23,7 @@ from ematrace.sharing import shared_processors
 from ematrace.text import open_source
 from ematrace.text.held_out import HeldOut
 from ematrace.train import checkpoints, metrics, state, summary
+from ematrace.train.causality import refuse_leaks
 from ematrace.train.compile_check import refuse_miscompiled
 from ematrace.train.config import (
     Precision,
@@ -163,6 +164,7 @@ def _set_up(
     state.seed_everything(config.seed)
     entries, eos = len(data.tokenizer), data.tokenizer.eos_token_id
     model = build_model(config.preset, entries, eos, config.overrides, length=recipe.length)
+    refuse_leaks(model)
     if model.config.vocab_size < entries:
         sizes = f"the model has {model.config.vocab_size} entries, the tokenizer {entries}"
         raise ValueError(f"field 'vocab_size': {sizes}")

@@ -110,6 +110,9 @@ class Plan:
             lines += wrapped(f"{' ' * 9 if i else 'missing: '}{what}", width, 9)
         if command := self._filled_in(asked):
             lines.append(f"command: {command}")
+        own = [] if self.request.data else [unit.data for unit in self.to_run if unit.data not in (None, NO_DEFAULT)]
+        for text in dict.fromkeys(own):
+            lines += wrapped(f"text: {text}, by default; recorded runs may have another, which --data names", width, 6)
         units = unit_lines(self.units, self.there, width)
         return "\n".join([*lines, *([""] if units else []), *units])
 
