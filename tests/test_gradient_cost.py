@@ -294,7 +294,7 @@ def test_the_page_says_it_after_the_parts_and_larger_models_with_enough_seeds() 
     data = data_of(*chain, *sweep(ARMS), *of_units(), *larger, *own, *largest)
     finding = gap_finding(data)
     assert finding is not None
-    starts = ["From SPEN's block", "Averaged over the orders", "With a dense layer", "At 130.0M parameters"]
+    starts = ["The paper says", "The gradient of SPEN's", "With a dense layer", "At 130.0M parameters"]
     starts.append("The straight-through gradient")
     assert [point[: len(start)] for point, start in zip(finding.points, starts, strict=True)] == starts
     assert "; .31 at 7M parameters, which keep 61 (held-out text)." in finding.points[4]

@@ -183,7 +183,7 @@ class TestFinding:
         assert found.heading.endswith(
             "most of the gap is not the traces, if “straight-through” means what we take it to mean."
         )
-        assert "If the paper meant another gradient by that word, traces are 100%, 100% and 100% of what is left." in (
+        assert "If the paper means a mask held constant, traces are 100%, 100% and 100% of what is left." in (
             text_of(found)
         )
 

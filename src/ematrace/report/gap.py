@@ -252,7 +252,8 @@ def toy_text(gap: GapData) -> str:
 def distance_sentence(gap: GapData) -> str:
     chain = gap.chains[0]
     missing = f" {plural(len(chain.missing), 'arm')} of the chain not measured yet: see below." if chain.missing else ""
-    return f"From SPEN's block to GPT-2's: {gap_size(gap)}.{_in_the_chart(gap)} {seeds_text(chain)}{missing}"
+    paper = "The paper says that the traces account for SPEN's distance to GPT-2."
+    return f"{paper} Measured here: {gap_size(gap)}.{_in_the_chart(gap)} {seeds_text(chain)}{missing}"
 
 
 def _in_the_chart(gap: GapData) -> str:
@@ -322,12 +323,13 @@ def shares_sentence(gap: GapData) -> str:
     of = {name: listed([percent(averaged_values(s)[name]) for s in gap.shares]) for name in ("gradient", "context")}
     texts = listed([text_name(s.text) for s in gap.shares])
     sentence = (
-        f"Averaged over the orders in which things can be changed, the straight-through gradient is {of['gradient']} "
-        f"of the distance to attention with RoPE on {texts}, traces instead of attention {of['context']}."
+        "The gradient of SPEN's top-k layer is straight-through: we take this to mean that it ignores which units were "
+        f"kept. Averaged over the orders in which things can be changed, it is {of['gradient']} of the distance to "
+        f"attention with RoPE on {texts}, traces instead of attention {of['context']}."
     )
     if gap.outcome_with_true_gradient is not None:
         context = listed([percent(s.players["context"]) for s in gap.shares_with_true_gradient])
-        sentence += f" If the paper meant another gradient by that word, traces are {context} of what is left."
+        sentence += f" If the paper means a mask held constant, traces are {context} of what is left."
     return sentence
 
 
