@@ -300,3 +300,15 @@ def test_seeds_that_rates_were_chosen_on_are_not_published() -> None:
 def test_a_curve_that_jumps_is_noticed(nats: tuple[float, ...], jumps: bool) -> None:
     curve = {0.001 * 2**i: {0: value} for i, value in enumerate(nats)}
     assert Sweep({}, curve).jumps is jumps
+
+
+def test_a_loss_that_is_not_finite_is_no_figure() -> None:
+    """A run that diverged must not pass for recorded, so that the next round would skip it; no tokens are no loss."""
+    windows = np.array([[1, 2, 1, 2]])
+    distance = distance_to_last(pair_codes(windows, 10))
+    of = {"distance": distance, "count": np.zeros_like(distance), "context_seen": distance > 0}
+    of |= {"own_document": distance > 0, "bounds": {}, "others": {}}
+    with pytest.raises(ValueError, match="not a finite number"):
+        recall_rows(np.array([[1.0, np.nan, 1.0]]), **of)
+    found = {row.factors.get("distance"): row.metrics for row in recall_rows(np.ones((1, 3)), **of)}
+    assert found["257+"]["recall_nats_by_distance"].value is None

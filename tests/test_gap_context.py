@@ -109,7 +109,9 @@ class TestRows:
     def test_a_row_for_each_context_that_is_recorded(self, data: ReportData) -> None:
         heads, rows = context_rows(data) or ((), ())
         texts = ("held-out text", "WikiText-2", "C4")
-        assert list(heads) == ["context", *(head for text in texts for head in (text, "of these, on repeated pairs"))]
+        of_texts = [head for text in texts for head in (text, "of these, on repeated pairs")]
+        assert list(heads) == ["context", *of_texts, "seeds"]
+        assert {row[-1] for row in rows} == {"3"}
         assert [row[0] for row in rows] == ["EMA traces", "attention without positions", "attention with RoPE"]
         assert [row[2] for row in rows] == [".200", ".220", ".800"]
         assert [row[1].split(" ")[0] for row in rows] == [".920", ".700", "1.600"]

@@ -25,7 +25,7 @@ HARM_BELOW: Costs = {WEIGHTS: (0.1, 0.11, 0.1), THROUGH: (0.4, 0.41, 0.4), BOTH:
 def runs(costs: Costs, size: str = "2m", **changes: Any) -> list[CellFile]:
     """All four arms on seeds 0, 1, ...; the nats are those of all tokens."""
     base = {TRUE: (0.0,) * len(costs[BOTH]), **costs}
-    where = {"2m": ("gap_halves_2m", "gpu"), "small": ("gap_halves", "cpu")}[size]
+    where = {"2m": ("gap_halves_2m", "gpu"), "toy": ("gap_halves_2m", "cpu"), "small": ("gap_halves", "cpu")}[size]
     changes = {**dict(zip(("experiment", "scale"), where, strict=True)), "size": size, **changes}
     return [
         run(replace(CHAIN[1], ffn=ffn), seed, 4.0 + 0.3 * seed + cost, 4.0 + 0.3 * seed + cost, **changes)
@@ -68,6 +68,7 @@ def test_rates_sizes_and_settings_are_kept_apart() -> None:
     shorter = [file for file in runs(HARM_BELOW, settings={"tokens": 1}) if file.factors["ffn"] == TRUE]
     others = [file for file in runs(HARM_BELOW) if file.factors["ffn"] != TRUE]
     assert build_halves(make_table(*shorter, *others)) == []
+    assert build_halves(make_table(*runs(HARM_BELOW, size="toy"))) == []  # which shows only that it runs
 
 
 def test_only_seeds_that_all_four_have_count() -> None:

@@ -31,14 +31,14 @@ from ematrace.experiments import (
     gap_units,
     unigram_floor,
 )
-from ematrace.experiments.base import Context, Experiment, Point
+from ematrace.experiments.base import Context, Experiment, Point, perplexity
 from ematrace.experiments.chosen_rates import rate_at
-from ematrace.experiments.gap_task import build_arm, matched_width
+from ematrace.experiments.gap_task import arm_experiment, build_arm, matched_width
 from ematrace.experiments.gap_text import ScoredText
 from ematrace.experiments.language_task import metrics_lines
 from ematrace.ledger import load_claims
 from ematrace.report.sections.spen import HELD_OUT
-from ematrace.results import Row
+from ematrace.results import Metric, Row
 from ematrace.text import load_tokenizer
 from ematrace.train import batches as training_batches
 from ematrace.train.schedule import learning_rate
@@ -342,3 +342,19 @@ def test_no_unigram_beats_the_texts_own_counts(text: str) -> None:
     for tilt in (0.9, 1.1):
         other = (packed.counts() + 0.1) ** tilt
         assert float(np.exp(-np.log(other / other.sum())[tokens].mean())) > floor
+
+
+def test_a_mean_that_is_not_finite_is_no_figure_and_no_perplexity_of_one() -> None:
+    """A model that diverged at 130M must not be written as a perfect one, nor pass for recorded."""
+    with pytest.raises(ValueError, match="not a finite number"):
+        gap_130m.mean_of([math.nan, 1.0])
+    assert gap_130m.perplexity_of(Metric(None, n=8)).value is None
+    assert gap_130m.perplexity_of(Metric(2.0, n=8)) == perplexity(math.exp(2.0), 8)
+
+
+def test_a_factor_that_no_arm_has_is_refused() -> None:
+    """Else models of several widths would be one model under several names."""
+    (toy,) = gap_units.EXPERIMENT.points("cpu", 1)[:1]
+    without = arm_experiment("x", "title", gap_units.grid)
+    with pytest.raises(TypeError, match="units"):
+        without.measure(Context(seed=0), **toy.factors)

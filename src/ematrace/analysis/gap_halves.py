@@ -12,7 +12,7 @@ from typing import Literal
 
 import numpy as np
 
-from ematrace.analysis.gap_scores import Run, Values, runs_of
+from ematrace.analysis.gap_scores import TOY, Run, Values, runs_of
 from ematrace.analysis.plan import LEAST_SEEDS
 from ematrace.results import Sample, Table
 
@@ -63,10 +63,12 @@ class Halves:
 
 
 def build_halves(table: Table, text: str = "validation") -> list[Halves]:
-    """By size and learning rate, where all four gradients have seeds and settings in common."""
+    """By size and learning rate, where all four gradients have seeds and settings in common; not of toys."""
     found = []
     sizes = [(experiment, str(size)) for experiment in EXPERIMENTS for size in table.values_of(experiment, "size")]
     for experiment, size in sizes:
+        if size == TOY:
+            continue
         by_rate: dict[tuple[float, str], dict[str, dict[int, Run]]] = defaultdict(lambda: defaultdict(dict))
         for run in runs_of(table, experiment, size):
             if (text, "all") in run.nats and run.nats[text, "all"].value is not None:

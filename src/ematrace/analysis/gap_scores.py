@@ -29,8 +29,8 @@ EXPERIMENT, SWEEP = "gap", "gap_rates"
 TOY = "toy"
 MAIN = "2m"
 STRETCH = "nats_in_stretch"
-RANGES = {"distance": "recall_nats_by_distance", "pair_count": "recall_nats_by_count"}
-"""Metrics of tokens that repeat a pair, by the factor that has ranges: `distance 1-16`, `pair_count 10-99`."""
+RANGES = {"distance": "recall_nats_by_distance"}
+"""Metrics of tokens that repeat a pair, by the factor that has ranges: `distance 1-16`."""
 NOT_SWEPT = "its learning rates were not swept"
 SAME_SIZE = 0.01  # share of the parameters by which arms of matched width may differ
 SAME = 9  # decimals to which the unigram's nats agree on the same tokens

@@ -149,11 +149,13 @@ def state_rows(text: str, nats: Mapping[str, Metric]) -> Iterator[Row]:
 
 
 def mean_of(nats: Sequence[float] | NDArray[np.float64]) -> Metric:
-    return cross_entropy(float(np.mean(nats)), np.size(nats))
+    """Refuses what is not finite: such a model has no figures."""
+    return Metric(float(np.mean(nats)), unit="nats", n=np.size(nats), better="low")
 
 
 def perplexity_of(nats: Metric) -> Metric:
-    return perplexity(math.exp(nats.value or 0.0), nats.n)
+    """Unknown where the cross-entropy is."""
+    return perplexity(math.nan if nats.value is None else math.exp(nats.value), nats.n)
 
 
 EXPERIMENT = Experiment(

@@ -51,6 +51,7 @@ EXPERIMENT = arm_experiment(
     "gap_sizes",
     "The gap's decisive arms at other sizes, budgets and vocabularies",
     grid,
+    beside=("tokens", "vocabulary"),
     seeds=3,
     settings={name: value for name, value in SETTINGS.items() if name not in ("tokens", "vocab_size")},
     derived=budget,

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cache, partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -136,17 +136,18 @@ def arm_experiment(
     grid: Grid,
     arm: type[Arm] = Arm,
     *,
+    beside: Collection[str] = (),
     sweep: bool = False,
     look: Look = lambda model, text: [],
     **options: Any,
 ) -> Experiment:
     """An experiment that trains arms of this class and scores them; with `sweep`, for learning rates.
 
-    `options` are fields of `Experiment`, in place of ARM_FIELDS.
+    `beside` are factors that only settings follow from, `options` fields of `Experiment`, in place of ARM_FIELDS.
     """
 
     def measure(ctx: Context, *, size: str, lr: float, **factors: Any) -> list[Row]:
-        chosen = arm(**{field.name: factors[field.name] for field in fields(arm)})
+        chosen = arm(**{name: value for name, value in factors.items() if name not in beside})
         return measure_rate(ctx, chosen, size, lr) if sweep else measure_arm(ctx, chosen, size, lr, look)
 
     return Experiment(name, title, grid=grid, measure=measure, **{**ARM_FIELDS, **options})

@@ -10,7 +10,6 @@ new, nothing could be copied. What retrieval is worth is what hits and misses gi
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import NamedTuple, Self
@@ -19,7 +18,6 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.sparse import coo_array, csr_array
 
-from ematrace.experiments.base import cross_entropy
 from ematrace.results import Metric, Row
 
 Ids = NDArray[np.int64]
@@ -143,7 +141,7 @@ def stretch_rows(nats: NDArray[np.float64], distance: Ids) -> Iterator[Row]:
 
 def _mean(nats: NDArray[np.float64], mask: Mask) -> Metric:
     n = int(mask.sum())
-    return cross_entropy(float(nats[mask].mean()) if n else math.nan, n)
+    return Metric(float(nats[mask].mean()) if n else None, unit="nats", n=n, better="low")  # refuses what is not finite
 
 
 def _ranges(values: Ids, lower: Sequence[int]) -> Iterator[tuple[str, Mask]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ematrace.analysis.gap_scores import TOY
 from ematrace.bench.cells import is_benchmark
 from ematrace.ledger import Claim
 from ematrace.report.data import ReportData
@@ -59,7 +60,9 @@ def _needs(experiment: str, data: ReportData) -> tuple[bool, bool]:
     from ematrace.experiments import EXPERIMENTS
     from ematrace.experiments.base import NO_DEFAULT
 
-    return EXPERIMENTS[experiment].needs == "gpu", EXPERIMENTS[experiment].data == NO_DEFAULT
+    found = EXPERIMENTS[experiment]
+    only_toys = found.needs == "any" and all(p.factors.get("size") == TOY for p in found.points("cpu", 1))
+    return found.needs == "gpu" or only_toys, found.data == NO_DEFAULT
 
 
 def _finds_toys(selector: Selector) -> bool:

@@ -33,9 +33,13 @@ def context_rows(data: ReportData) -> Rows | None:
     if (by_text := _worth(data)) is None:
         return None
     heads = ["context", *(head for text in by_text for head in (text_name(text), "of these, on repeated pairs"))]
-    names = [name for name in next(iter(by_text.values())) if all(name in of for of in by_text.values())]
-    rows = [[name, *(cell for of in by_text.values() for cell in _saved(of[name]))] for name in names]
-    return Rows(heads, rows)
+    first = next(iter(by_text.values()))
+    rows = [
+        [name, *(cell for of in by_text.values() for cell in _saved(of[name])), str(len(first[name].seeds))]
+        for name in first
+        if all(name in of for of in by_text.values())
+    ]
+    return Rows([*heads, "seeds"], rows)
 
 
 def context_share_rows(data: ReportData) -> Rows | None:
