@@ -70,9 +70,15 @@ def lag_decoding(data: ReportData) -> Sequence[Content | None]:
 
 
 def lag_chart(
-    data: ReportData, trace: str, readers: Mapping[str, str], caption: str, metric: str = "word_accuracy"
+    data: ReportData,
+    trace: str,
+    readers: Mapping[str, str],
+    caption: str,
+    metric: str = "word_accuracy",
+    probe_metrics: Mapping[str, str] | None = None,
 ) -> LineChart:
-    """The word k steps back by each of these `readers`, and as a level the role of the word now."""
+    """The word k steps back by each of these `readers`, other metrics of the probe, and as a level the role of the word
+    now."""
     lags = lags_of(data)
     ways = {
         "probe": _probe(trace),
@@ -82,9 +88,11 @@ def lag_chart(
         "majority": MAJORITY,
         "role": ROLE,
     }
+    shown = [(name, metric, ways[way]) for way, name in readers.items()]
+    shown += [(name, other, ways["probe"]) for other, name in (probe_metrics or {}).items()]
     lines = []
-    for way, name in readers.items():
-        found = {k: data.sample(Selector("lag_decoding", metric, {**ways[way], "lag": k})) for k in lags}
+    for name, measured, where in shown:
+        found = {k: data.sample(Selector("lag_decoding", measured, {**where, "lag": k})) for k in lags}
         points = [Point(k, f.mean, f.interval) for k, f in found.items() if f is not None and f.known]
         lines += [Line(name, points)] if points else []
     role = data.sample(Selector("lag_decoding", "role_accuracy", _probe(trace)))
