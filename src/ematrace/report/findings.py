@@ -244,8 +244,8 @@ FINDINGS = (
         "F5",
         "With a fused kernel SPEN streams a text faster than a GPT-2 of its size.",
         "The paper hopes that a fused kernel closes the speed gap. It does not here.",
-        "SPEN reads one stream of text at {one} tokens per second (from Python at {ours}, the paper at {eager}), a GPT-2 "
-        "of its size at {gpt2}; 1,024 streams together at {many}, GPT-2 at {gpt2_many}. Measured on {hardware}.",
+        "SPEN reads one stream of text at {one} tokens per second (from Python at {ours}, the paper at {eager}), a "
+        "GPT-2 of its size at {gpt2}; 1,024 streams together at {many}, GPT-2 at {gpt2_many}. Measured on {hardware}.",
         {
             "one": _streams("spen", 1),
             "ours": _streams("spen_eager", 1),
