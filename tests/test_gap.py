@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from dataclasses import asdict
+from importlib import import_module
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ import torch
 
 from ematrace.analysis.gap_design import ARMS, CHAIN, FACTORIAL, SPEN, Arm
 from ematrace.analysis.rates import Sweep, sweeps_of
-from ematrace.experiments import gap, gap_rates, gap_task
+from ematrace.experiments import EXPERIMENTS, gap, gap_rates, gap_task
 from ematrace.experiments.base import Context
 from ematrace.experiments.chosen_rates import arm_key, chosen_rate
 from ematrace.experiments.gap_task import matched_width, measure_arm
@@ -28,7 +29,7 @@ from ematrace.experiments.recall import (
     recall_rows,
     stretch_rows,
 )
-from ematrace.results import Cell, Metric, collect_provenance, read_file
+from ematrace.results import Cell, Metric, Row, collect_provenance, read_file
 from ematrace.spen import SpenForCausalLM
 from ematrace.train.models import build_model
 from ematrace.train.run import NonFiniteLoss
@@ -252,12 +253,15 @@ def test_other_settings_are_no_part_of_a_sweep() -> None:
 
 
 def test_a_rate_at_which_training_breaks_down_is_the_worst(monkeypatch: pytest.MonkeyPatch) -> None:
-    def break_down(*_: Any, by_stretch: bool) -> None:
+    def break_down(ctx: Context, arm: Arm, size: str, lr: float, by_stretch: bool) -> None:
+        assert (arm, size, lr) == (SPEN, "2m", 0.064)
         assert not by_stretch  # which would be most of a sweep's cells
         raise NonFiniteLoss("step 7: the loss is nan")
 
     monkeypatch.setattr(gap_task, "measure_arm", break_down)
-    (row,) = gap_task.measure_rate(Context(), SPEN, "2m", 0.064)
+    (row,) = gap_rates.EXPERIMENT.measure(Context(), **asdict(SPEN), size="2m", lr=0.064)
+    assert isinstance(row, Row)
+    assert row.metrics["selection_nats"].value is None
     cells = [
         Cell("a_sweep", {"lr": lr}, 1000, metrics, {}, collect_provenance(1.0))
         for lr, metrics in (
@@ -277,6 +281,26 @@ def test_a_loss_that_rises_while_it_is_trained_on_is_noticed() -> None:
     assert Sweep({}, curve, rises={0.004: 0.06}).jumps
     assert Sweep({}, curve, rises={0.004: 0.06}).obstacle is not None
     assert Sweep({}, {lr: dict.fromkeys(range(3), *nats.values()) for lr, nats in curve.items()}).obstacle is None
+
+
+TRAIN_ARMS = [name for name in EXPERIMENTS if "arm_experiment" in vars(import_module(f"ematrace.experiments.{name}"))]
+
+
+@pytest.mark.parametrize("name", TRAIN_ARMS)
+def test_every_point_trains_the_arm_of_its_factors(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With all of them: an arm of another class would be one model under several names."""
+    trained: list[dict[str, Any]] = []
+
+    def train(ctx: Context, arm: Arm, size: str, lr: float, *_: Any, **options: Any) -> list[Row]:
+        trained.append({**asdict(arm), "size": size, "lr": lr})
+        return []
+
+    monkeypatch.setattr(gap_task, "measure_arm", train)
+    points = [point for scale in ("cpu", "gpu") for point in EXPERIMENTS[name].points(scale, 1)]
+    for point in points:
+        EXPERIMENTS[name].measure(Context(), **point.factors)
+    of_settings = ("tokens", "vocabulary") if name == "gap_sizes" else ()
+    assert trained == [{k: v for k, v in point.factors.items() if k not in of_settings} for point in points]
 
 
 def test_seeds_that_rates_were_chosen_on_are_not_published() -> None:

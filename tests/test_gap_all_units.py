@@ -26,7 +26,7 @@ def runs(to_all_on: Sequence[Sequence[float]], ffn: str = "topk_ste", all_on: fl
                 {"step": step, "part": "all"},
                 {
                     "to_true": Metric(0.5), "to_all_on": Metric(cosine), "true_to_all_on": Metric(0.1),
-                    "nats": Metric(3.0 + seed), "nats_all_on": Metric(all_on + seed + 0.01 * seed * step),
+                    "nats": Metric(3.0 + seed - step / 1000), "nats_all_on": Metric(all_on + seed + 0.01 * seed * step),
                 },
             )
             for step, cosine in zip(STEPS, cosines, strict=True)
@@ -140,7 +140,7 @@ def test_page_and_docs_have_table_and_verdicts() -> None:
         "straight-through to the true gradient": ".500",
         "straight-through to that with all units on": ".600",
         "true to that with all units on": ".100",
-        "nats": "4.000",
+        "nats": "3.972",
         "nats with all units on": "5.780",
         "seeds": "3",
     }

@@ -38,7 +38,7 @@ from ematrace.analysis.gap_design import (
     corner,
     step_name,
 )
-from ematrace.analysis.gap_scores import SWEEP, Absence, load_scores, published_rate
+from ematrace.analysis.gap_scores import SWEEP, Absence, load_scores, published_rate, runs_of, sweeps
 from ematrace.analysis.rates import Sweep
 from ematrace.analysis.shapley import shapley_value
 from ematrace.intervals import crossed_interval, fieller_interval, holm_adjusted, mean_p_value
@@ -293,6 +293,11 @@ class TestWhatMayBePublished:
         toy = load_scores(cells, "toy")
         assert toy.is_toy
         assert build_chain(toy, "validation") is not None
+
+    def test_a_table_keeps_the_results_of_each_function_apart(self) -> None:
+        cells = make_table(*sweep(CHAIN[:1]))
+        assert set(sweeps(cells, "2m", SWEEP)) == {CHAIN[0]}
+        assert runs_of(cells, "2m", SWEEP) == ()  # the same arguments, here of an experiment called "2m"
 
     def test_without_cells_nothing_is_there(self) -> None:
         scores = load_scores(make_table(), "2m")

@@ -14,7 +14,7 @@ from ematrace.analysis.gap_context import (
     build_worth,
     recall_without_positions,
 )
-from ematrace.analysis.gap_design import ATTENTION, EMA, WITHOUT_POSITIONS, Arm
+from ematrace.analysis.gap_design import ATTENTION, EMA, SPEN, TRUE_GRADIENT, UNBALANCED, WITHOUT_POSITIONS, Arm
 from ematrace.analysis.gap_scores import GapScores, load_scores
 from ematrace.ledger import load_claims
 from ematrace.report.data import ReportData
@@ -25,7 +25,7 @@ from ematrace.report.gap_context import (
     recall_part_rows,
     unordered_sentence,
 )
-from ematrace.results import CellFile
+from ematrace.results import CellFile, Metric, Row
 from gap_support import RECALL, TOKENS, run, sweep
 
 SHARE = RECALL / TOKENS
@@ -34,15 +34,29 @@ NATS = {  # on repeated pairs, on other tokens
     EMA: (5.0, 4.1),
     WITHOUT_POSITIONS: (4.9, 4.4),
     ATTENTION: (2.0, 4.0),
+    SPEN: (5.9, 4.8),
+    UNBALANCED: (5.8, 4.7),
+    TRUE_GRADIENT: (5.5, 4.6),
 }
+DISTANCES = {"1-16": 3.1, "17-64": 2.4, "65-256": 1.7, "257+": 0.9}  # nats by which attention is ahead
 
 
 def scores_of(*arms: Arm, seeds: int = 3) -> GapScores:
     shift = (0.0, 0.01, -0.02)  # of a seed, the same in all arms: pairs do not see it
-    files = [
-        run(arm, seed, NATS[arm][1] + shift[seed], NATS[arm][0] + shift[seed]) for arm in arms for seed in range(seeds)
-    ]
+    files = [planted(arm, seed, shift[seed]) for arm in arms for seed in range(seeds)]
     return load_scores(make_table(*files, *sweep(arms)), "2m")
+
+
+def planted(arm: Arm, seed: int, shift: float = 0.0, size: str = "2m") -> CellFile:
+    """With a quarter of the repeated pairs at each distance."""
+    recall, other = NATS[arm]
+    file = run(arm, seed, other + shift, recall + shift, size=size)
+    file.cells[:] = [row for row in file.cells if "distance" not in row.factors]
+    for distance, ahead in DISTANCES.items():
+        nats = 6.0 + shift - (ahead if arm == ATTENTION else 0.0)
+        of_pairs = {"recall_nats_by_distance": Metric(nats, "nats", RECALL // len(DISTANCES))}
+        file.cells.append(Row({"text": "validation", "distance": distance}, of_pairs))
+    return file
 
 
 @pytest.fixture(scope="module")
@@ -74,14 +88,16 @@ def test_attention_without_positions_against_traces_on_repeated_pairs(scores: Ga
 
 
 def test_a_part_of_the_repeated_pairs_is_a_part_of_the_gap(scores: GapScores) -> None:
-    """Half of them are rare, and none are as rare as in proportion to the tokens; all lie 1 to 16 tokens back."""
+    """Half of them are rare, and none are as rare as in proportion to the tokens."""
+    expected = {"recall": (SHARE, 3.0), "rare_recall": (SHARE / 2, 3.0)}
+    expected |= {f"distance {name}": (SHARE / 4, ahead) for name, ahead in DISTANCES.items()}
     parts = build_recall_parts(scores, "validation")
-    assert set(parts) == {"recall", "rare_recall", "distance 1-16"}
-    for name, share in {"recall": SHARE, "rare_recall": SHARE / 2, "distance 1-16": SHARE}.items():
+    assert set(parts) == set(expected)
+    for name, (share, ahead) in expected.items():
         assert parts[name].tokens == pytest.approx(share)
-        assert parts[name].each.values == pytest.approx([3.0] * 3)
-        assert parts[name].nats.values == pytest.approx([3.0 * share] * 3)
-    assert "distance 1-16" not in build_recall_parts(scores, "c4")  # of which only slices are recorded
+        assert parts[name].each.values == pytest.approx([ahead] * 3)
+        assert parts[name].nats.values == pytest.approx([ahead * share] * 3)
+    assert set(build_recall_parts(scores, "c4")) == {"recall", "rare_recall"}  # of which only slices are recorded
 
 
 def test_nothing_without_what_is_compared_with() -> None:
@@ -100,7 +116,7 @@ def report_data(*made: CellFile) -> ReportData:
 
 @pytest.fixture(scope="module")
 def data() -> ReportData:
-    return report_data(*(run(arm, seed, NATS[arm][1], NATS[arm][0]) for arm in NATS for seed in range(3)))
+    return report_data(*(planted(arm, seed) for arm in NATS for seed in range(3)))
 
 
 class TestRows:
@@ -112,9 +128,13 @@ class TestRows:
         of_texts = [head for text in texts for head in (text, "of these, on repeated pairs")]
         assert list(heads) == ["context", *of_texts, "seeds"]
         assert {row[-1] for row in rows} == {"3"}
-        assert [row[0] for row in rows] == ["EMA traces", "attention without positions", "attention with RoPE"]
-        assert [row[2] for row in rows] == [".200", ".220", ".800"]
-        assert [row[1].split(" ")[0] for row in rows] == [".920", ".700", "1.600"]
+        assert [(row[0], row[1].split(" ")[0], row[2]) for row in rows] == [
+            ("EMA traces", ".920", ".200"),
+            ("attention without positions", ".700", ".220"),
+            ("attention with RoPE", "1.600", ".800"),
+            ("SPEN's block", ".180", ".020"),
+            ("SPEN's block, no load-balance loss, true gradient", ".420", ".100"),
+        ]
 
     def test_shares_by_slice(self, data: ReportData) -> None:
         _, rows = context_share_rows(data) or ((), ())
@@ -132,11 +152,11 @@ class TestRows:
         _, rows = recall_part_rows(data) or ((), ())
         by_name = {name: cells for name, *cells in rows}
         assert by_name["all"][0] == "20.0%, 20.0% and 20.0%"
-        assert by_name["last seen 1 to 16 tokens back"][2:] == ["3.00", *["–"] * 4]
-        assert "17 to 64" not in by_name
+        names = ("last seen 1 to 16 tokens back", "17 to 64", "65 to 256", "257 and more")
+        assert [by_name[name][2:] for name in names] == [[each, *["–"] * 4] for each in ("3.10", "2.40", "1.70", ".90")]
 
     def test_nothing_of_toys_and_of_nothing(self) -> None:
-        toys = (run(arm, seed, NATS[arm][1], NATS[arm][0], size="toy") for arm in NATS for seed in range(3))
+        toys = (planted(arm, seed, size="toy") for arm in NATS for seed in range(3))
         for data in (report_data(*toys), report_data()):
             assert context_rows(data) is context_share_rows(data) is recall_part_rows(data) is None
             assert context_sentence(data) == unordered_sentence(data) == ""

@@ -12,12 +12,25 @@ import torch
 
 from ematrace.analysis.gap_design import SPEN, UNBALANCED
 from ematrace.experiments import gap_all_units, gap_gradients, gap_halves, gap_halves_2m, gap_straight_through
-from ematrace.experiments.base import Context
-from ematrace.experiments.gap_gradients import compare_gradients, cosine, evenly, gradient, length, model_after
+from ematrace.experiments.base import Context, Point
+from ematrace.experiments.gap_gradients import (
+    MEASURED,
+    at_steps,
+    compare_gradients,
+    cosine,
+    evenly,
+    gradient,
+    length,
+    model_after,
+    part_of,
+)
 from ematrace.experiments.gap_task import train_arm
+from ematrace.experiments.gap_text import tokenizer_folder
+from ematrace.experiments.recall import Ids
 from ematrace.models.block import Block
 from ematrace.results import Row
 from ematrace.spen import SpenConfig, SpenForCausalLM
+from ematrace.text import load_tokenizer
 from test_gap import TINY
 
 WINDOWS = np.random.default_rng(0).integers(0, 29, (4, 13))
@@ -164,6 +177,31 @@ def test_an_arm_is_measured_while_it_trains(tmp_path: Path) -> None:
     nats = [rows_by(rows, step=step)["nats"] for step in (0, 1, 2, 4)]
     assert nats == sorted(set(nats), reverse=True)  # the model of each step, not the same one four times
     assert 0 < rows_by(rows, step=4)["cosine"] < 1
+
+
+def test_the_last_step_is_measured_on_the_text_that_was_named(tmp_path: Path) -> None:
+    other = tmp_path / "other.txt"
+    other.write_text("\n".join("birds of many kinds fly over rivers and hills" for _ in range(400)))
+    ctx = context(tmp_path, tokens=8 * 32 * 30, validation=str(other))
+    tokenizer = load_tokenizer(tokenizer_folder(str(ctx.data), ctx.settings["vocab_size"]))
+
+    def look(model: Any, windows: Ids) -> list[Row]:
+        text = tokenizer.decode(windows.ravel())
+        assert "rivers" in text
+        assert "cat" not in text
+        return [Row({}, {})]
+
+    chosen = (i * part_of(ctx.settings) for i in MEASURED)
+    rows = at_steps(ctx, UNBALANCED, "toy", 1e-3, chosen, look)
+    assert [row.factors["step"] for row in rows] == [*MEASURED, 30]
+
+
+def test_a_gradient_is_of_fewer_windows_in_a_toy() -> None:
+    for experiment in (gap_straight_through.EXPERIMENT, gap_all_units.EXPERIMENT):
+        for size, batch in {"toy": 16, "small": 64, "2m": 64}.items():
+            point = Point({"size": size})
+            assert experiment.resolve_settings(point, experiment.settings)["batch"] == batch
+            assert experiment.resolve_settings(point, {**experiment.settings, "batch": 4})["batch"] == 4
 
 
 def test_the_network_with_all_units_on_is_the_dense_one() -> None:

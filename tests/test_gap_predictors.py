@@ -230,22 +230,23 @@ def test_contributions_are_those_of_algorithm_1(arm: PredictorArm) -> None:
     model = built(arm)
     text = text_of(model)
     rows = contributions(model, text)
-    mixer = model.model.layers[0].mixer
-    with torch.no_grad():
-        x = model.model.embed_tokens(torch.from_numpy(text.windows[:, :-1]))
-        traces, _ = ema_traces(x, mixer.alphas)
-        x_hat, _ = mixer.predictor(x, traces)
-        added, of_traces = mixer.W_e(x_hat), mixer.W_h(traces.permute(1, 2, 0, 3).flatten(-2))
     assert [row.factors for row in rows] == [{"layer": 0}, {"layer": 1}]
-    found = {name: metric.value for name, metric in rows[0].metrics.items()}
-    assert found["over_traces"] == pytest.approx(float(added.norm() / of_traces.norm()), rel=1e-4)
-    assert found["unexplained"] == pytest.approx(float(((x - x_hat) ** 2).sum() / (x**2).sum()), rel=1e-4)
-    with torch.no_grad():
-        of_x, error = mixer.W_e(x), mixer.W_e(x - x_hat)
-    assert found["context_unexplained"] == pytest.approx(float((error**2).sum() / (of_x**2).sum()), rel=1e-4)
-    assert found["context_size"] == pytest.approx(float(added.norm() / of_x.norm()), rel=1e-4)
-    cosine = torch.nn.functional.cosine_similarity(error.flatten(), of_x.flatten(), dim=0)
-    assert found["context_cosine"] == pytest.approx(float(cosine), rel=1e-4)
+    x = model.model.embed_tokens(torch.from_numpy(text.windows[:, :-1])).detach()
+    for block, row in zip(model.model.layers, rows, strict=True):
+        mixer = block.mixer
+        with torch.no_grad():
+            traces, _ = ema_traces(x, mixer.alphas)
+            x_hat, _ = mixer.predictor(x, traces)
+            added, of_traces = mixer.W_e(x_hat), mixer.W_h(traces.permute(1, 2, 0, 3).flatten(-2))
+            of_x, error = mixer.W_e(x), mixer.W_e(x - x_hat)
+        found = {name: metric.value for name, metric in row.metrics.items()}
+        assert found["over_traces"] == pytest.approx(float(added.norm() / of_traces.norm()), rel=1e-4)
+        assert found["unexplained"] == pytest.approx(float(((x - x_hat) ** 2).sum() / (x**2).sum()), rel=1e-4)
+        assert found["context_unexplained"] == pytest.approx(float((error**2).sum() / (of_x**2).sum()), rel=1e-4)
+        assert found["context_size"] == pytest.approx(float(added.norm() / of_x.norm()), rel=1e-4)
+        cosine = torch.nn.functional.cosine_similarity(error.flatten(), of_x.flatten(), dim=0)
+        assert found["context_cosine"] == pytest.approx(float(cosine), rel=1e-4)
+        x = block(x)[0].detach()
     assert not any(module._forward_hooks for module in model.modules())
 
 

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from scipy.stats import entropy
 
-from ematrace.analysis.gap_design import ARMS, DECISIVE, DENSE, GPT2, MASKED, SIZES, SPEN, TRUE_GRADIENT, Arm
+from ematrace.analysis.gap_design import ARMS, ATTENTION, DECISIVE, DENSE, GPT2, MASKED, SIZES, SPEN, TRUE_GRADIENT, Arm
 from ematrace.analysis.rates import SWEEP_SEED
 from ematrace.baselines.language import UNIGRAM, Unigram
 from ematrace.experiments import (
@@ -147,6 +147,16 @@ def test_rates_of_larger_models_are_swept_on_a_seed_of_their_own(monkeypatch: py
     assert {p.factors["context"] for p in gap_130m.grid("gpu", 1)} == {"ema_error", "attention"}
 
 
+def test_at_130m_transformers_are_also_trained_at_spens_flops(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chosen_rates, "chosen_rate", lambda sweep, factors: 8e-3)
+    gpt2_small = replace(GPT2, width="fixed")
+    arms = [(arm, "tokens") for arm in (*DECISIVE, gpt2_small)]
+    arms += [(arm, "flops") for arm in (GPT2, ATTENTION, gpt2_small)]
+    points = list(gap_130m.grid("gpu", 1))
+    assert len(points) == len(arms)
+    assert {(Arm.of(point.factors), point.factors["budget"]) for point in points} == set(arms)
+
+
 def test_a_size_is_trained_with_the_points_budget(text: str) -> None:
     factors = {**asdict(Arm("ema")), "size": "toy", "tokens": 8 * 32 * 3, "vocabulary": 290, "lr": 1e-3}
     rows = measured(gap_sizes.EXPERIMENT, text, **factors)
@@ -193,6 +203,24 @@ def test_a_carried_state_is_that_of_the_whole_text(arm: Arm, monkeypatch: pytest
         assert np.abs(found[16:] - whole[16:]).max() > 1e-4
     with pytest.raises(ValueError, match="windows"):
         gap_130m.carried(model, ScoredText(windows[::2], nothing, nothing, np.zeros((6, 16))), 0, context)
+
+
+def test_a_text_is_read_from_the_tokenizers_own_end_of_text(
+    text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokenizer = load_tokenizer(gap_text.tokenizer_folder(text, 300))
+    tokenizer.add_special_tokens({"eos_token": "<|end|>"})
+    tokenizer.save_pretrained(tmp_path)
+    monkeypatch.setattr(gap_task, "tokenizer_folder", lambda data, vocab_size: tmp_path)
+    begun_with = []
+
+    def carried(model: Any, scored: ScoredText, eos_id: int, context: int | None) -> np.ndarray:
+        begun_with.append(eos_id)
+        return np.zeros(scored.distance.shape)
+
+    monkeypatch.setattr(gap_130m, "carried", carried)
+    measured(gap_130m.EXPERIMENT, text, **asdict(SPEN), size="toy", budget="tokens", lr=1e-3)
+    assert set(begun_with) == {len(tokenizer) - 1}
 
 
 def test_first_pass_and_repeated_tokens_are_apart(tmp_path: Path) -> None:

@@ -48,6 +48,15 @@ class Meanwhile:
         pass
 
 
+def test_a_commit_that_no_result_may_carry_is_refused_before_training(
+    config: TrainConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EMATRACE_COMMIT", "HEAD")
+    with pytest.raises(ValueError, match=r"^EMATRACE_COMMIT is 'HEAD'; it must be a commit"):
+        train(config)
+    assert not config.out.exists()
+
+
 def test_a_folder_that_another_process_trains_in_is_refused(config: TrainConfig, tmp_path: Path) -> None:
     said = tmp_path / "said"
 
