@@ -22,7 +22,7 @@ from ematrace.report.data import ReportData
 from ematrace.report.sections.choices import choices as choices_section
 from ematrace.results import CellFile, Row, Selector, Table, read_file, write_file
 from gap_support import run, sweep
-from test_gap_causes import cells as switched_cells
+from test_gap_switches import cells as switched_cells
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
@@ -164,7 +164,7 @@ class TestThePages:
 
 class TestSwitches:
     def test_gains_effects_parts_and_causes(self) -> None:
-        """Planted in test_gap_causes: .3 nats for the query, .8 of it on the fifth of the tokens that recall."""
+        """Planted in test_gap_switches: .3 nats for the query, .8 of it on the fifth of the tokens that recall."""
         text = write("gap-switches", data_of(switched_cells()))
 
         def values(name: str) -> list[float]:

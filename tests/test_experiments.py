@@ -576,7 +576,7 @@ def test_networks_records_the_rates_of_the_part_that_uses_them(monkeypatch):
     experiment = EXPERIMENTS["networks"]
     points = experiment.points("cpu", 1)
     before = [experiment.resolve_settings(point, experiment.settings) for point in points]
-    monkeypatch.setattr(networks, "feedforward_rates", lambda: {"oja": 0.02})
+    monkeypatch.setattr(networks, "chosen_rule_rates", lambda: {"oja": 0.02})
     for point, old in zip(points, before, strict=True):
         new = experiment.resolve_settings(point, experiment.settings)
         assert new == (old | {"ff_rates": {"oja": 0.02}} if point.factors["part"] == "learned W_ff" else old)

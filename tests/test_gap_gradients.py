@@ -22,7 +22,7 @@ from ematrace.experiments.gap_gradients import (
     gradient,
     length,
     model_after,
-    part_of,
+    steps_per_part,
 )
 from ematrace.experiments.gap_task import train_arm
 from ematrace.experiments.gap_text import tokenizer_folder
@@ -191,7 +191,7 @@ def test_the_last_step_is_measured_on_the_text_that_was_named(tmp_path: Path) ->
         assert "cat" not in text
         return [Row({}, {})]
 
-    chosen = (i * part_of(ctx.settings) for i in MEASURED)
+    chosen = (i * steps_per_part(ctx.settings) for i in MEASURED)
     rows = at_steps(ctx, UNBALANCED, "toy", 1e-3, chosen, look)
     assert [row.factors["step"] for row in rows] == [*MEASURED, 30]
 

@@ -44,7 +44,7 @@ A_OVER_B, B_OVER_A = more("one/a", "one/b"), more("one/b", "one/a")
 HIT, MISS = PaperFigure(parse("one/a"), 0.91, "accuracy"), PaperFigure(parse("one/a"), 0.5, "accuracy")
 # The interval of a - b is .36 to .42, that of a .885 to .935.
 A_NEAR_B, NEAR = more("one/a", "one/b", by=0.4), PaperFigure(parse("one/a"), 0.95, "accuracy")
-NEEDS_HIGH, NEEDS_LOW = (Condition(more(f"one/{name}", 0.6, ">="), f"{name} is too low") for name in "ab")
+NEEDS_HIGH, NEEDS_LOW = (Condition(parse(f"one/{name}"), ">=", 0.6, why=f"{name} is too low") for name in "ab")
 BOTH = make_table(*make_runs("one", a=HIGH, b=LOW))
 
 
@@ -75,7 +75,7 @@ class TestVerdict:
             (make_claim(A_OVER_B, requires=(NEEDS_HIGH,)), "reproduced", True, None),
             (make_claim(A_OVER_B, requires=(NEEDS_HIGH, NEEDS_LOW)), "not testable here", True, None),
             (make_claim(A_OVER_B, requires=(replace(NEEDS_LOW, otherwise="undecided"),)), "undecided", True, None),
-            (make_claim(A_OVER_B, requires=(Condition(more("gone/a", 1.0), "?"),)), "open", True, None),
+            (make_claim(A_OVER_B, requires=(Condition(parse("gone/a"), ">", 1.0, why="?"),)), "open", True, None),
             (make_claim(part="extension"), "open", None, None),
             (make_claim(A_OVER_B, figure=[HIT], part="extension"), "answered: yes", True, True),
             (make_claim(B_OVER_A, figure=[MISS], part="extension"), "answered: no", False, False),

@@ -661,6 +661,32 @@ def test_another_version_of_ones_own_file_is_another_measurement(away):
     assert all(b.settings != a.settings for b, a in zip(before, after, strict=True))
 
 
+@pytest.mark.parametrize(
+    "experiment",
+    [
+        'arm_experiment("mine", "Mine", factorial(size=["toy"], lr=[0.004]), look=look)',
+        'Experiment("mine", "Mine", grid=factorial(), measure=partial(look, text=""))',
+    ],
+)
+def test_another_version_of_a_file_whose_measure_is_made_is_another_measurement(away, experiment):
+    """By a function of the package, whose source stays the same."""
+    path = away / "mine.py"
+    path.write_text(
+        "from functools import partial\n"
+        "from ematrace.experiments import Experiment, factorial\n"
+        "from ematrace.experiments.gap_task import arm_experiment\n"
+        "def look(model, text):\n    return []\n"
+        f"EXPERIMENT = {experiment}\n"
+    )
+    [before] = make_plan(Request(("mine.py",), seeds=1)).units
+    [same] = make_plan(Request(("mine.py",), seeds=1)).units
+    assert same.settings == before.settings
+    path.write_text(path.read_text().replace("return []", "return [1]"))
+    [after] = make_plan(Request(("mine.py",), seeds=1)).units
+    assert after.settings != before.settings
+    assert after.settings.keys() == before.settings.keys()
+
+
 def test_a_setting_given_twice_is_refused(away):
     write_own(away)
     with pytest.raises(ValueError, match="given twice"):

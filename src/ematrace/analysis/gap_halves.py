@@ -14,7 +14,7 @@ import numpy as np
 
 from ematrace.analysis.gap_scores import TOY, Run, Values, runs_of
 from ematrace.analysis.plan import LEAST_SEEDS
-from ematrace.results import Sample, Table
+from ematrace.results import Sample, Table, common_seeds
 
 EXPERIMENTS = ("gap_halves", "gap_halves_2m")
 FIRST_ADDED = 3  # the first seed that the plan added later
@@ -80,7 +80,7 @@ def build_halves(table: Table, text: str = "validation") -> list[Halves]:
 def _halves(size: str, lr: float, runs: Mapping[str, Mapping[int, Run]], text: str) -> Halves | None:
     if not {TRUE, WEIGHTS, THROUGH, BOTH} <= runs.keys():
         return None
-    seeds = tuple(sorted(set.intersection(*(set(of) for of in runs.values()))))
+    seeds = common_seeds(runs.values())
     if not seeds:
         return None
     nats = {ffn: np.array([of[seed].nats[text, "all"].value for seed in seeds]) for ffn, of in runs.items()}

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from ematrace.analysis.gap_design import Arm
 from ematrace.analysis.plan import TEXTS
 from ematrace.analysis.rates import JUMP, TRAINED, Sweep, largest_rise, sweeps_of
-from ematrace.results import Metric, StoredCell, Table, common_seeds, derived
+from ematrace.results import Metric, StoredCell, Table, common_seeds, kept_with_table
 from ematrace.results.schema import Factor
 
 EXPERIMENT, SWEEP = "gap", "gap_rates"
@@ -182,7 +182,7 @@ class GapScores:
         return run.metrics[name].value if name in run.metrics else None
 
 
-@derived
+@kept_with_table
 def runs_of(table: Table, experiment: str, size: str) -> tuple[Run, ...]:
     """The runs in force of an experiment whose files hold one model each."""
     by_path: dict[Path, list[StoredCell]] = defaultdict(list)
@@ -230,7 +230,7 @@ def _run(path: Path, cells: Sequence[StoredCell]) -> Run | None:
     )
 
 
-@derived
+@kept_with_table
 def load_scores(table: Table, size: str) -> GapScores:
     """What may be published of one size. Toys are not swept, and say so wherever they are shown."""
     swept = sweeps(table, size, SWEEP)
@@ -282,7 +282,7 @@ def _close(parameters: float | None, usual: float) -> bool:
     return parameters is None or abs(parameters / usual - 1) <= SAME_SIZE
 
 
-@derived
+@kept_with_table
 def sweeps(table: Table, size: str, experiment: str) -> Mapping[Arm, Sweep]:
     """The rates that were tried, by arm."""
     cells = [stored.cell for stored in table.evidence.get(experiment, ()) if stored.cell.factors.get("size") == size]

@@ -31,7 +31,7 @@ from ematrace.analysis.gap_scores import (
     sweeps,
 )
 from ematrace.analysis.plan import LEAST_SEEDS
-from ematrace.results import Sample, Table, derived
+from ematrace.results import Sample, Table, kept_with_table
 
 SIZES, LARGEST, UNITS = "gap_sizes", "gap_130m", "gap_units"
 SIZE_SWEEP = "gap_size_rates"
@@ -77,7 +77,7 @@ class Contrast:
         return self.tokens / self.parameters
 
 
-@derived
+@kept_with_table
 def build_trend(table: Table, text: str = "validation") -> tuple[Contrast, ...]:
     """By tokens per parameter, over everything that was measured but toys."""
     groups: dict[tuple[str, int, int], list[Run]] = defaultdict(list)

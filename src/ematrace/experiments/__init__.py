@@ -13,8 +13,10 @@ from ematrace.experiments.base import (
     Measured,
     Point,
     accuracy,
+    cross_entropy,
     factorial,
     number,
+    perplexity,
 )
 from ematrace.experiments.discovery import EXPERIMENTS, find_experiment
 from ematrace.results import Metric, Row
@@ -30,7 +32,9 @@ __all__ = [
     "Point",
     "Row",
     "accuracy",
+    "cross_entropy",
     "factorial",
     "find_experiment",
     "number",
+    "perplexity",
 ]

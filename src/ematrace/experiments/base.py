@@ -173,16 +173,25 @@ def accuracy(
     return Metric(value if n else None, unit="accuracy", n=n, better=better, n_effective=n_effective)
 
 
-def cross_entropy(nats: float, n: int | None = None) -> Metric:
-    """Mean of n tokens; unknown if it is not finite.
+def cross_entropy(nats: float | None, n: int | None = None) -> Metric:
+    """A mean over n tokens, None if they were not counted; unknown if `nats` is None or not finite.
 
     >>> cross_entropy(4.5, n=500)
     Metric(value=4.5, unit='nats', n=500, better='low')
+    >>> cross_entropy(None).value is None  # there was nothing to validate on
+    True
     """
-    return number(nats, "nats", "low", n)
+    return number(math.nan if nats is None else nats, "nats", "low", n)
 
 
 def perplexity(value: float, n: int | None = None) -> Metric:
+    """exp of the mean cross-entropy of n tokens, None if they were not counted; unknown if it is not finite.
+
+    >>> perplexity(90.0, n=500)
+    Metric(value=90.0, unit='perplexity', n=500, better='low')
+    >>> perplexity(float("inf")).value is None
+    True
+    """
     return number(value, "perplexity", "low", n)
 
 

@@ -68,7 +68,7 @@ def sweep_points(sweep: str, factors: Mapping[str, Factor], first: Iterable[floa
 
 
 @cache
-def feedforward_rates() -> Mapping[str, float]:
+def chosen_rule_rates() -> Mapping[str, float]:
     """Of the rules for W_ff; none before the first sweep was recorded."""
     return read_json(FEEDFORWARD_FILE) if FEEDFORWARD_FILE.is_file() else {}
 

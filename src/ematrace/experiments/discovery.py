@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import inspect
 import re
 import sys
 import traceback
@@ -77,6 +78,22 @@ def find_experiment(reference: str, folder: str | Path = ".") -> Experiment:
             hint = did_you_mean(reference, EXPERIMENTS)
             raise ValueError(f"unknown experiment '{reference}'; known: {', '.join(EXPERIMENTS)}{hint}")
         return EXPERIMENTS[reference]
+    return _find_own(reference, folder)[1]
+
+
+def own_source(reference: str, folder: str | Path = ".") -> str:
+    """The source of a user's own `measure`.
+
+    Where another module makes it, as `arm_experiment` does, with all of the user's file or module. Otherwise without,
+    so that a longer grid does not repeat what was measured.
+    """
+    module, experiment = _find_own(reference, folder)
+    measure = experiment.measure
+    source = inspect.getsource(measure) if inspect.isfunction(measure) else ""
+    return source if source and measure.__module__ == module.__name__ else source + inspect.getsource(module)
+
+
+def _find_own(reference: str, folder: str | Path) -> tuple[ModuleType, Experiment]:
     folder = Path(folder).resolve()
     path, _, attribute = reference.partition(":") if not reference.endswith(".py") else (reference, "", "")
     if str(folder) not in sys.path:
@@ -93,7 +110,7 @@ def find_experiment(reference: str, folder: str | Path = ".") -> Experiment:
         raise ValueError(f"{path}: {attribute or ATTRIBUTE} is {'missing' if found is None else 'not an Experiment'}")
     if found.name in EXPERIMENTS and found is not EXPERIMENTS[found.name]:
         raise ValueError(f"{path}: the name '{found.name}' is taken by an experiment of ematrace; choose another")
-    return found
+    return module, found
 
 
 @cache

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from ematrace.experiments.base import Context, number
-from ematrace.experiments.chosen_rates import feedforward_rates
+from ematrace.experiments.chosen_rates import chosen_rule_rates
 from ematrace.experiments.feedforward_rates import FACTORS, measure_rule
 from ematrace.experiments.grammar_task import SETTINGS, grammar_experiment, grammar_task
 from ematrace.results import Row
@@ -20,7 +20,7 @@ RULES = ("frozen", *DEFAULT_ETA)
 
 
 def measure(ctx: Context, **grammar: Any) -> list[Row]:
-    task, chosen = grammar_task(ctx, **grammar), feedforward_rates()
+    task, chosen = grammar_task(ctx, **grammar), chosen_rule_rates()
     rows = []
     for done, rule in enumerate(RULES, start=1):
         metrics = measure_rule(task, rule, chosen.get(rule))
@@ -35,5 +35,5 @@ def measure(ctx: Context, **grammar: Any) -> list[Row]:
 EXPERIMENT = grammar_experiment(
     "feedforward_rules", "Learning the feed-forward weights", measure, group="rules", seconds=90
 )
-if feedforward_rates():  # so that what was measured at other rates is measured again
-    EXPERIMENT = replace(EXPERIMENT, settings={**SETTINGS, "ff_rates": dict(feedforward_rates())})
+if chosen_rule_rates():  # so that what was measured at other rates is measured again
+    EXPERIMENT = replace(EXPERIMENT, settings={**SETTINGS, "ff_rates": dict(chosen_rule_rates())})

@@ -24,8 +24,8 @@ from ematrace.experiments.gap_gradients import (
     cosine,
     evenly,
     gradient,
-    part_of,
     parts_of,
+    steps_per_part,
 )
 from ematrace.experiments.gap_task import SETTINGS, score
 from ematrace.experiments.recall import Ids
@@ -46,9 +46,9 @@ def measure(ctx: Context, *, size: str, lr: float, **arm: Any) -> list[Row]:
     def look(model: Any, scored: Ids) -> list[Row]:
         return compare_networks(model, evenly(scored, ctx.settings["batch"]), scored)
 
-    part = part_of(ctx.settings)
-    early = max(1, 2 * part // EARLY)
-    chosen = (*(i * early for i in range(EARLY + 1)), *(i * part for i in MEASURED))
+    steps = steps_per_part(ctx.settings)
+    early = max(1, 2 * steps // EARLY)
+    chosen = (*(i * early for i in range(EARLY + 1)), *(i * steps for i in MEASURED))
     return at_steps(ctx, Arm(**arm), size, lr, chosen, look)
 
 

@@ -56,8 +56,8 @@ def batch_settings(point: Point, settings: Mapping[str, Any]) -> Mapping[str, An
     return {**budget_of(point, settings), **batch}
 
 
-def part_of(settings: Mapping[str, Any]) -> int:
-    """Steps of one part of the training."""
+def steps_per_part(settings: Mapping[str, Any]) -> int:
+    """Of PARTS, into which the training is divided."""
     return max(1, steps_of(settings) // PARTS)
 
 

@@ -11,7 +11,14 @@ from typing import Any
 
 from ematrace.analysis.gap_design import SPEN, TRUE_GRADIENT, UNBALANCED, Arm
 from ematrace.experiments.base import Context, Experiment, Point
-from ematrace.experiments.gap_gradients import MEASURED, at_steps, batch_settings, compare_gradients, evenly, part_of
+from ematrace.experiments.gap_gradients import (
+    MEASURED,
+    at_steps,
+    batch_settings,
+    compare_gradients,
+    evenly,
+    steps_per_part,
+)
 from ematrace.experiments.gap_task import ARM_FIELDS, SETTINGS, arm_points
 from ematrace.experiments.recall import Ids
 from ematrace.results import Row
@@ -30,8 +37,8 @@ def measure(ctx: Context, *, size: str, lr: float, **arm: Any) -> list[Row]:
     def look(model: Any, windows: Ids) -> list[Row]:
         return compare_gradients(model, evenly(windows, ctx.settings["batch"]))
 
-    part = part_of(ctx.settings)
-    return at_steps(ctx, Arm(**arm), size, lr, (i * part for i in MEASURED), look)
+    steps = steps_per_part(ctx.settings)
+    return at_steps(ctx, Arm(**arm), size, lr, (i * steps for i in MEASURED), look)
 
 
 EXPERIMENT = Experiment(

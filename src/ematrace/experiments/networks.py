@@ -12,7 +12,7 @@ from typing import Any
 
 from ematrace.experiments import ablations, feedforward_rules, lag_decoding, position
 from ematrace.experiments.base import Context, Experiment, Point, factorial, number
-from ematrace.experiments.chosen_rates import feedforward_rates
+from ematrace.experiments.chosen_rates import chosen_rule_rates
 from ematrace.experiments.grammar_task import (
     FULL,
     SETTINGS,
@@ -41,7 +41,7 @@ def grid(scale: str, seeds: int) -> Iterable[Point]:
 def settings_of(point: Point, settings: Mapping[str, Any]) -> Mapping[str, Any]:
     found = {**follow_from(point, settings), "spcn": {"network": point.factors["network"]}}
     # As in `feedforward_rules`: what was measured at other rates is measured again.
-    rates = feedforward_rates() if point.factors["part"] == LEARNED else {}
+    rates = chosen_rule_rates() if point.factors["part"] == LEARNED else {}
     return {**found, "ff_rates": dict(rates)} if rates else found
 
 

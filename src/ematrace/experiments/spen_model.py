@@ -5,7 +5,6 @@ The small one learns from `builtin` for a minute: logits are worth comparing onc
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from copy import deepcopy
 from pathlib import Path
@@ -38,10 +37,8 @@ def measure(ctx: Context) -> list[Row]:
         model, tokenizer = load_model(summary.model)
         source = open_source(data)
         split = held_out_split(summary.model, source)
-    entropies = {}
-    for name in ("validation_cross_entropy", "unigram_cross_entropy", "uniform_cross_entropy"):
-        value = getattr(summary, name)
-        entropies[name] = cross_entropy(math.nan if value is None else value)
+    names = ("validation_cross_entropy", "unigram_cross_entropy", "uniform_cross_entropy")
+    entropies = {name: cross_entropy(getattr(summary, name)) for name in names}
     rows.append(Row({"model": preset}, entropies))
     ids = torch.from_numpy(pack(source, tokenizer, split=split).tokens(0, ctx.settings["positions"])).unsqueeze(0)
     compared = variants(model)

@@ -125,17 +125,16 @@ class PaperFigure(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return f"{self.of}{other} = {self.paper:g} ({self.kind})"
 
 
-class Condition(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What must hold for a claim to be judged at all; `why` it is not, and the verdict then.
+class Condition(Direction, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A direction that must hold for a claim to be judged at all; `why` it is not, and the verdict then.
 
     >>> from ematrace.results import Selector
-    >>> enough = Direction(Selector.parse("gap/tokens{context=ema}"), ">=", 1e9)
-    >>> condition = Condition(enough, why="the models were trained on less than 1B tokens")
-    >>> condition.predicate.text, condition.otherwise
+    >>> tokens = Selector.parse("gap/tokens{context=ema}")
+    >>> condition = Condition(tokens, ">=", 1e9, why="the models were trained on less than 1B tokens")
+    >>> condition.text, condition.otherwise
     ('gap/tokens{context=ema} >= 1e+09', 'not testable here')
     """
 
-    predicate: Direction
     why: str
     otherwise: Otherwise = "not testable here"
 
@@ -196,7 +195,7 @@ class Claim(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def selectors(self) -> tuple[Selector, ...]:
         """Every selector of the predicates and conditions, once, in order of use."""
-        directions = (*self.direction, *(condition.predicate for condition in self.requires))
+        directions = (*self.direction, *self.requires)
         per_predicate = [d.selectors for d in directions] + [f.selectors for f in self.figure]
         return tuple(dict.fromkeys(s for selectors in per_predicate for s in selectors))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from functools import cache
 from importlib import resources
@@ -75,7 +76,11 @@ def _section(record: dict[str, Any], name: str, kind: Any, source: str) -> Any:
         raise ClaimsError(f"{source}: {name}: {one_line(error)}") from error
 
 
-SELECTORS = ("left", "right", "over", "of", "minus")
+SELECTORS = re.compile(
+    r"\$\.(?:direction|requires)\[\d+\](?:\.unless)*\.(?:left|right|over)"
+    r"|\$\.figure\[\d+\]\.(?:of|minus|over)|\$\.control\.of\[\d+\]"
+)
+"""Where a claim has them, in the words of msgspec's errors."""
 
 
 def _claim(id: str, body: Any, where: str, command: str) -> Claim:
@@ -93,19 +98,25 @@ def _claim(id: str, body: Any, where: str, command: str) -> Claim:
         raise ClaimsError(f"{where}: {one_line(error)}") from error
 
 
-def _with_selectors(value: Any, field: str = "") -> Any:
-    """What the file has, with selectors for their texts and the predicate of a condition in a table of its own."""
+def _with_selectors(value: Any, at: str = "$") -> Any:
+    """What the file has, with selectors for their texts."""
+    if SELECTORS.fullmatch(at):
+        return _selector(value, at)
     if isinstance(value, list):
-        return [_with_selectors(one, field) for one in value]
-    if field in SELECTORS and (field != "right" or isinstance(value, str | dict)):  # on the right also a number
-        try:
-            return Selector.parse(str(value))
-        except ValueError as error:
-            raise ValueError(f"'{field}': {error}") from error
-    if not isinstance(value, dict):
-        return value
-    found = {name: _with_selectors(inside, name) for name, inside in value.items()}
-    if field == "requires":
-        about = {name: found.pop(name) for name in ("why", "otherwise") if name in found}
-        return {"predicate": found, **about}
-    return found
+        return [_with_selectors(one, f"{at}[{i}]") for i, one in enumerate(value)]
+    if isinstance(value, dict):
+        return {name: _with_selectors(inside, f"{at}.{name}") for name, inside in value.items()}
+    return value
+
+
+def _selector(value: Any, at: str) -> Selector | float:
+    """A number is left as it is on the right."""
+    inside, _, field = at.rpartition(".")
+    try:
+        found = msgspec.convert(value, float | str if field == "right" else str)
+    except msgspec.ValidationError as error:
+        raise ValueError(f"{error} - at `{at}`") from error
+    try:
+        return Selector.parse(found) if isinstance(found, str) else found
+    except ValueError as error:
+        raise ValueError(f"'{field}': {error} - at `{inside}`") from error

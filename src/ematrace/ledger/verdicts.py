@@ -209,7 +209,7 @@ def judge(claim: Claim, table: Table) -> Finding:
         directions = corrected(directions)
     alone, directions = directions, refuted_together(claim.direction, directions)
     figures = tuple(check_figure(f, lookup) for f in claim.figure)
-    conditions = tuple(check_direction(c.predicate, lookup) for c in claim.requires)
+    conditions = tuple(check_direction(required, lookup) for required in claim.requires)
 
     found = {str(s): selection for s, selection in selected.items() if selection and selection.sample.known}
     seeds = [len(selection.seeds) for selection in found.values()]

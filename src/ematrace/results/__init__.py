@@ -27,7 +27,7 @@ From measurements to a published figure, over seeds:
 from ematrace.results.provenance import Provenance, checkout_root, collect_provenance
 from ematrace.results.sample import Interval, Sample, common_seeds
 from ematrace.results.schema import Cell, CellFile, Factors, Metric, ResultError, Row, read_file, write_file
-from ematrace.results.select import AmbiguousSelection, Selection, Selector, Table, derived
+from ematrace.results.select import AmbiguousSelection, Selection, Selector, Table, kept_with_table
 from ematrace.results.store import Store, StoredCell
 
 __all__ = [
@@ -49,7 +49,7 @@ __all__ = [
     "checkout_root",
     "collect_provenance",
     "common_seeds",
-    "derived",
+    "kept_with_table",
     "read_file",
     "write_file",
 ]

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import math
 import re
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cached_property, wraps
@@ -209,7 +210,7 @@ class Table:
         self.ambiguous: dict[str, str] = {}
         """What `find` left out: the two files that differ, and how a selector found both."""
         self._settings_keys: dict[int, str] = {}
-        self._derived: dict[object, Any] = {}
+        self._kept: dict[Hashable, Any] = {}
 
     @cached_property
     def evidence(self) -> Mapping[str, tuple[StoredCell, ...]]:
@@ -323,22 +324,29 @@ class Table:
         selection = self.select(selector)
         return None if selection is None else selection.sample
 
+    def keep(self, key: Hashable, make: Callable[[], T]) -> T:
+        """What `make` returns, called once for the same key."""
+        if key not in self._kept:
+            self._kept[key] = make()
+        return self._kept[key]  # type: ignore[no-any-return]
 
-def derived(make: Callable[Concatenate[Table, P], T]) -> Callable[Concatenate[Table, P], T]:
+
+def kept_with_table(make: Callable[Concatenate[Table, P], T]) -> Callable[Concatenate[Table, P], T]:
     """A function of a table whose result is kept with the table, once for the same arguments.
 
-    >>> table, factors_of = Table([]), derived(lambda table, name: print("computes", name))
-    >>> factors_of(table, "gap"), factors_of(table, "gap")
+    >>> table, factors_of = Table([]), kept_with_table(lambda table, name="gap": print("computes", name))
+    >>> factors_of(table), factors_of(table, "gap"), factors_of(table, name="gap")
     computes gap
-    (None, None)
+    (None, None, None)
     """
+    signature = inspect.signature(make)
 
     @wraps(make)
     def look_up(table: Table, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        key = (make, args, *kwargs.items())
-        if key not in table._derived:
-            table._derived[key] = make(table, *args, **kwargs)
-        return table._derived[key]  # type: ignore[no-any-return]
+        bound = signature.bind(table, *args, **kwargs)
+        bound.apply_defaults()
+        key = (make, *bound.args[1:], *bound.kwargs.items())
+        return table.keep(key, lambda: make(table, *args, **kwargs))
 
     return look_up
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import inspect
 import json
 import shlex
 from collections import Counter
@@ -13,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ematrace.experiments.base import NO_DEFAULT, Device, Experiment, Grid, Point, Scale
-from ematrace.experiments.discovery import EXPERIMENTS, find_experiment, is_own
+from ematrace.experiments.discovery import EXPERIMENTS, find_experiment, is_own, own_source
 from ematrace.experiments.runner.listing import assigned, unit_lines, wrapped
 from ematrace.experiments.runner.request import ROBUSTNESS, Request, change_settings, setting_names
 from ematrace.experiments.runner.units import Phase, Unit, expected_seconds, phases_of, shard_of
@@ -217,8 +216,7 @@ def _unit(
     if data is not None:
         resolved["data"] = data
     if is_own(reference):  # its author may change it: what another `measure` found is measured again
-        source = inspect.getsource(experiment.measure)
-        resolved["measure_sha256"] = hashlib.sha256(source.encode()).hexdigest()[:16]
+        resolved["measure_sha256"] = hashlib.sha256(own_source(reference).encode()).hexdigest()[:16]
     own = file_name(point.factors, point.seed, scale)
     return Unit(
         experiment=experiment.name,
