@@ -23,6 +23,7 @@ from ematrace.report.gap_context import (
     context_sentence,
     context_share_rows,
     recall_part_rows,
+    recall_saved_rows,
     unordered_sentence,
 )
 from ematrace.results import CellFile, Metric, Row
@@ -100,6 +101,18 @@ def test_a_part_of_the_repeated_pairs_is_a_part_of_the_gap(scores: GapScores) ->
     assert set(build_recall_parts(scores, "c4")) == {"recall", "rare_recall"}  # of which only slices are recorded
 
 
+def test_what_traces_save_there_is_over_no_context(scores: GapScores) -> None:
+    """A deficit that stays level would hide it: attention may save less at a distance, too."""
+    part = build_recall_parts(scores, "wikitext2")["recall"]
+    assert part.saved is not None
+    assert part.of_attention is not None
+    assert part.saved.values == pytest.approx([6.0 - 5.0] * 3)
+    assert part.of_attention.share == pytest.approx((6.0 - 5.0) / (6.0 - 2.0))
+    alone = build_recall_parts(scores_of(EMA, ATTENTION), "wikitext2")["recall"]
+    assert alone.saved is alone.of_attention is None
+    assert alone.each.mean == pytest.approx(3.0)
+
+
 def test_nothing_without_what_is_compared_with() -> None:
     assert build_worth(scores_of(EMA, ATTENTION), "c4") == []
     without_traces = scores_of(NO_CONTEXT, ATTENTION)
@@ -155,8 +168,20 @@ class TestRows:
         names = ("last seen 1 to 16 tokens back", "17 to 64", "65 to 256", "257 and more")
         assert [by_name[name][2:] for name in names] == [[each, *["–"] * 4] for each in ("3.10", "2.40", "1.70", ".90")]
 
+    def test_what_traces_save_on_repeated_pairs(self, data: ReportData) -> None:
+        _, rows = recall_saved_rows(data) or ((), ())
+        by_name = {name: [cell.split(" ")[0] for cell in cells] for name, *cells in rows}
+        assert by_name["all"] == ["1.00", "25.0%"] * 3
+        assert by_name["257 and more"][2:] == ["–"] * 4  # ranges of one text alone are planted
+
     def test_nothing_of_toys_and_of_nothing(self) -> None:
         toys = (planted(arm, seed, size="toy") for arm in NATS for seed in range(3))
         for data in (report_data(*toys), report_data()):
-            assert context_rows(data) is context_share_rows(data) is recall_part_rows(data) is None
+            assert (
+                context_rows(data)
+                is context_share_rows(data)
+                is recall_part_rows(data)
+                is recall_saved_rows(data)
+                is None
+            )
             assert context_sentence(data) == unordered_sentence(data) == ""

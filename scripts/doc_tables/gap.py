@@ -10,7 +10,13 @@ from doc_tables.gap_rows import best_rate_rows, chain_rows, place_rows, second_s
 from ematrace.report.data import ReportData
 from ematrace.report.formatting import Rows
 from ematrace.report.gap_all_units import network_lines, network_rows
-from ematrace.report.gap_context import context_rows, context_share_rows, recall_part_rows, unordered_sentence
+from ematrace.report.gap_context import (
+    context_rows,
+    context_share_rows,
+    recall_part_rows,
+    recall_saved_rows,
+    unordered_sentence,
+)
 from ematrace.report.gap_halves import halves_rows
 from ematrace.report.gap_predictions import context_rows as context_of_predictions
 from ematrace.report.gap_predictions import prediction_rows, worth_rows
@@ -27,6 +33,7 @@ ROWS: Mapping[str, tuple[Build, tuple[str, ...]]] = {
     "gap-context": (context_rows, ()),
     "gap-context-shares": (context_share_rows, ()),
     "gap-recall-parts": (recall_part_rows, ()),
+    "gap-recall-saved": (recall_saved_rows, ()),
     "gap-second": (second_rows, ()),
     "gap-second-steps": (second_step_rows, ()),
     "gap-rates": (best_rate_rows, ()),

@@ -77,6 +77,10 @@ class RecallPart:
     """Per token of the whole text: a part of the gap."""
     each: Sample
     """Per such token."""
+    saved: Sample | None
+    """By traces over no context, per such token; None where the model without context is not recorded."""
+    of_attention: Ratio | None
+    """That as a share of what attention with RoPE saves."""
 
 
 def build_recall_parts(scores: GapScores, text: str) -> dict[str, RecallPart]:
@@ -84,13 +88,18 @@ def build_recall_parts(scores: GapScores, text: str) -> dict[str, RecallPart]:
     arms = (EMA, ATTENTION)
     if any(arm not in scores.arms for arm in arms) or not (seeds := scores.common_seeds(arms)):
         return {}
+    with_none = NO_CONTEXT in scores.arms and set(seeds) <= set(scores.arms[NO_CONTEXT])
     found = {}
     for part in RECALLED:
         if not all(scores.has(arm, text, part, seeds) for arm in arms):
             continue
         if tokens := scores.share(EMA, text, part, seeds[0]):
-            behind = scores.part_nats(EMA, text, part, seeds) - scores.part_nats(ATTENTION, text, part, seeds)
-            found[part] = RecallPart(tokens, _sample(behind), _sample(behind / tokens))
+            traces, attention = (scores.nats(arm, text, part, seeds) for arm in arms)
+            behind, saved, share = traces - attention, None, None
+            if with_none and scores.has(NO_CONTEXT, text, part, seeds):
+                without = scores.nats(NO_CONTEXT, text, part, seeds)
+                saved, share = _sample(without - traces), ratio(without - traces, without - attention)
+            found[part] = RecallPart(tokens, _sample(tokens * behind), _sample(behind), saved, share)
     return found
 
 

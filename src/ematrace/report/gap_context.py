@@ -16,6 +16,7 @@ from ematrace.report.formatting import Rows, listed, number, with_interval
 from ematrace.report.gap import GapData, percent, share_text, text_name
 
 TRACES, UNORDERED = "EMA traces", "attention without positions"
+MISSING = ("–", "–")
 TOKENS = {"all": "all tokens", "recall": "tokens that repeat a pair", "other": "all other tokens"}
 RECALL_NAMES = {
     "recall": "all",
@@ -80,6 +81,21 @@ def recall_part_rows(data: ReportData) -> Rows | None:
     return Rows(heads, rows) if rows else None
 
 
+def recall_saved_rows(data: ReportData) -> Rows | None:
+    """What traces save on the same tokens: a deficit alone does not show whether they fade, since attention saves less
+    at a distance as well."""
+    scores = data.derived(GapData).scores
+    by_text = {} if scores.is_toy else {text: build_recall_parts(scores, text) for text in scores.texts}
+    heads = ["repeated pairs"]
+    heads += [head for text in by_text for head in (f"{text_name(text)}, nats saved per such token", "share")]
+    rows = []
+    for part in RECALLED:
+        found = [_of_saving(of.get(part)) for of in by_text.values()]
+        if any(cells != MISSING for cells in found):
+            rows.append([RECALL_NAMES[part], *(cell for cells in found for cell in cells)])
+    return Rows(heads, rows) if rows else None
+
+
 def context_sentence(data: ReportData) -> str:
     """Of what attention with RoPE saves over no context, what traces save; empty where an arm is missing on a text."""
     by_text = _worth(data) or {}
@@ -105,5 +121,11 @@ def _saved(worth: Worth) -> tuple[str, str]:
     return with_interval(worth.nats["all"]), number(worth.nats["recall"].mean, 3)
 
 
+def _of_saving(part: RecallPart | None) -> tuple[str, str]:
+    if part is None or part.saved is None or part.of_attention is None:
+        return MISSING
+    return with_interval(part.saved, 2), share_text(part.of_attention)
+
+
 def _behind(part: RecallPart | None) -> tuple[str, str]:
-    return ("–", "–") if part is None else (with_interval(part.nats), number(part.each.mean, 2))
+    return MISSING if part is None else (with_interval(part.nats), number(part.each.mean, 2))

@@ -37,7 +37,13 @@ from ematrace.report.gap import (
     share_text,
     text_name,
 )
-from ematrace.report.gap_context import context_rows, context_share_rows, recall_part_rows, unordered_sentence
+from ematrace.report.gap_context import (
+    context_rows,
+    context_share_rows,
+    recall_part_rows,
+    recall_saved_rows,
+    unordered_sentence,
+)
 from ematrace.report.gap_second import second_rows
 from ematrace.report.gradient_cost import gradient_rows, gradient_share_rows, verdict_lines
 from ematrace.report.learning_rates import sweep_rows, sweeps_at
@@ -272,6 +278,7 @@ def _context(data: ReportData) -> Iterator[Content]:
         "Nats that a context saves over none, with as many parameters": context_rows(data),
         "The same as a share of what attention with RoPE saves on these tokens": context_share_rows(data),
         "Where on repeated pairs traces are behind attention with RoPE, in dense blocks": recall_part_rows(data),
+        "What traces save over no context there, and its share of what attention saves": recall_saved_rows(data),
     }
     for caption, rows in captions.items():
         if rows is not None:
