@@ -2,7 +2,7 @@
 
 If `gap` and this differ by more than .05 nats (docs/analysis-plan.md), one of them is wrong. What both share is not
 under test: the text, its windows and their order, the number of units, and how nats are put into slices. The model, its
-initial weights, loss, optimiser, schedule and clipping are written here.
+initial weights and loss are written here, optimiser, schedule and clipping in `simple_training`.
 
 Traces are a matmul with the matrix of weights a (1 - a)^(t - s), and attention is the softmax of a T x T matrix, as the
 equations have them.
@@ -26,7 +26,6 @@ from ematrace.experiments.base import Context, Device, Experiment, Point, cross_
 from ematrace.experiments.gap_task import (
     SCORED_AT_ONCE,
     SETTINGS,
-    TRAINING,
     arm_points,
     budget_of,
     matched_width,
@@ -36,6 +35,7 @@ from ematrace.experiments.gap_task import (
 )
 from ematrace.experiments.gap_text import text_of_training, tokenizer_folder
 from ematrace.experiments.recall import Ids
+from ematrace.experiments.simple_training import minimise
 from ematrace.results import Row
 from ematrace.text import load_tokenizer
 from ematrace.text.order import sequences_at
@@ -202,45 +202,12 @@ def measure(ctx: Context, *, size: str, lr: float, **factors: Any) -> list[Row]:
     d_ff = matched_width(arm, size, entries, settings["length"])
     torch.manual_seed(ctx.seed)
     model = LanguageModel(arm, entries, of["d_model"], d_ff, of["n_layers"], of["n_heads"]).to(ctx.device)
-    curve = train(ctx, model, tokenizer, lr)
+    steps = steps_of(settings)
+    curve = minimise(ctx, model, model.losses, batches(ctx, tokenizer, steps), steps, settings["warmup"], lr)
     of_model = {"parameters": number(sum(p.numel() for p in model.parameters())), "d_ff": number(d_ff)}
     of_model["train_nats"] = cross_entropy(float(np.mean(curve[-len(curve) // 10 :])))
     scored = scored_rows(ctx, tokenizer, lambda windows: (score(model, windows), None))
     return [Row({}, of_model | scored[0].metrics), *scored[1:]]
-
-
-def train(ctx: Context, model: LanguageModel, tokenizer: Any, lr: float) -> list[float]:
-    """Cross-entropy of each step."""
-    settings = ctx.settings
-    decayed = [p for p in model.parameters() if p.ndim == 2]
-    others = [p for p in model.parameters() if p.ndim < 2]
-    groups = [{"params": decayed, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}]
-    optimiser = torch.optim.AdamW(groups, lr=lr, betas=(0.9, 0.95))
-    steps = steps_of(settings)
-    warmup = min(settings["warmup"], steps // 10)
-    curve: list[Tensor] = []
-    for step, ids in enumerate(batches(ctx, tokenizer, steps), start=1):
-        for group in optimiser.param_groups:
-            group["lr"] = rate(step, steps, warmup, lr)
-        loss, cross_entropy = model.losses(ids)
-        optimiser.zero_grad()
-        loss.backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimiser.step()
-        curve.append(cross_entropy.detach())
-        if step % 64 == 0:
-            ctx.progress(TRAINING * step / steps)
-    found = torch.stack(curve).cpu()
-    if not found.isfinite().all():
-        raise ValueError("the loss is not finite")
-    return [float(nats) for nats in found]
-
-
-def rate(step: int, steps: int, warmup: int, peak: float) -> float:
-    """A line up to the peak, then a cosine down to a tenth of it at the last step."""
-    if step <= warmup:
-        return peak * step / warmup
-    return peak * (0.55 + 0.45 * math.cos(math.pi * (step - warmup) / (steps - warmup)))
 
 
 def batches(ctx: Context, tokenizer: Any, steps: int) -> Iterator[Tensor]:
