@@ -17,7 +17,7 @@ from ematrace.report.data import ReportData
 from ematrace.results import Store
 
 ROOT = Path(__file__).resolve().parent.parent
-GAP = ("gap-gradient.md", "gap-predictors.md", "gap-content.md", "gap-runs.md")
+GAP = ("gap-gradient.md", "gap-predictors.md", "gap-recall.md", "gap-content.md", "gap-runs.md")
 PAGES = ("results.md", "objections.md", "deviations.md", "gap.md", *GAP, "training.md", "../README.md")
 PICTURE = "gap-chain.svg"
 

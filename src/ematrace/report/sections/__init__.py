@@ -44,6 +44,15 @@ SECTIONS = (
         about("gap_predictors"),
     ),
     Section(
+        "gap-made-pairs",
+        "Recall in made-up text",
+        "In every window each symbol has a successor of its own, so that recall is all there is, and the best loss is "
+        "known. Recalled is the share of what can be gained over counting the symbols of the window, on symbols after "
+        "one that was there before.",
+        ("gap_made_pairs",),
+        gap_controls.made_text,
+    ),
+    Section(
         "gap-sparsity",
         "Units kept, and the straight-through gradient",
         "How many units the top-k keeps, how evenly they are used, and how the straight-through gradient stands to the "

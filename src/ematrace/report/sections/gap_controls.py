@@ -11,6 +11,7 @@ from ematrace.report.data import ReportData
 from ematrace.report.formatting import number
 from ematrace.report.gap_all_units import network_lines, network_rows
 from ematrace.report.gap_halves import halves_rows
+from ematrace.report.gap_made_pairs import made_pairs, switch_recall_tables
 from ematrace.report.gap_predictions import BLOCKS, PREDICTORS, context_rows, prediction_rows, worth_rows
 from ematrace.report.gap_switches import SwitchTables, switch_tables
 from ematrace.report.gradient_cost import start_rows
@@ -66,6 +67,19 @@ def _switches(found: SwitchTables) -> Iterator[Content]:
     yield plain_table(*found.gains, "Nats that attention over the inputs gains over the static predictor")
     yield plain_table(*found.effects, "Nats that each switch adds to that gain, over the settings of the others")
     yield Paragraph(found.verdict)
+
+
+def made_text(data: ReportData) -> Sequence[Content | None]:
+    parts: list[Content | None] = []
+    if (found := made_pairs(data)) is not None:
+        parts += [plain_table(*found.contexts, "What each context recalls"), Paragraph(found.rules)]
+    if (switched := switch_recall_tables(data)) is not None:
+        parts += [
+            plain_table(*switched.arms, "The same inside SPEN's block"),
+            plain_table(*switched.effects, "What each switch adds to the share, over the settings of the others"),
+            Paragraph(switched.causes),
+        ]
+    return parts
 
 
 def sparsity(data: ReportData) -> Sequence[Content | None]:

@@ -1,0 +1,179 @@
+"""What contexts recall in made-up text, and which switches SPEN's predictor needs to recall.
+
+The rules are those of docs/analysis-plan.md, written before the cells existed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from itertools import product
+from typing import Literal, TypeVar
+
+import numpy as np
+
+from ematrace.analysis.gap_scores import Values
+from ematrace.analysis.gap_switches import SWITCHES, Setting
+from ematrace.analysis.plan import LEAST_SEEDS
+from ematrace.analysis.rates import SELECTION
+from ematrace.results import Sample, Selection, Table, common_seeds, kept_with_table
+from ematrace.results.schema import Factor, Factors
+from ematrace.results.select import Selector
+
+K = TypeVar("K")
+
+EXPERIMENT = "gap_made_pairs"
+RECALLS, RECALLS_NOT = 0.5, 0.25
+SMALLEST_EFFECT = 0.1  # of a recalled share
+PARTS = ("seen", "seen 1-4", "seen 5-16", "seen 17+")
+"""Targets after a symbol that was there before in the window: all, and by the distance to its last occurrence."""
+
+_MIXER: Mapping[str, Factor] = {"predictor": "mixer", "residual": "direct", "positions": "none", "fourth_trace": False}
+TRACES, FOURTH, UNORDERED, BESIDE = "traces", "with a fourth one that hardly fades", "attention", "traces + attention"
+CONTEXTS: Mapping[str, Factors] = {
+    "no context": {**_MIXER, "context": "none"},
+    TRACES: {**_MIXER, "context": "ema"},
+    FOURTH: {**_MIXER, "context": "ema", "fourth_trace": True},
+    UNORDERED: {**_MIXER, "context": "attention"},
+    BESIDE: {**_MIXER, "context": "ema_attention"},
+    "attention with learned positions": {**_MIXER, "context": "attention", "positions": "learned"},
+    "attention with RoPE": {**_MIXER, "context": "attention", "positions": "rope"},
+}
+Recalls = Literal["recalls", "in part", "does not", "too few seeds"]
+Outcome = Literal["for", "against", "undecided", "too few seeds"]
+
+
+@dataclass(frozen=True)
+class Recall:
+    """Of one arm at its rate: (nats of counting - its nats) / (nats of counting - nats of Bayes), by PARTS."""
+
+    lr: float
+    at_end: bool
+    """The rate is the lowest or the highest that was tried."""
+    shares: Mapping[str, Sample]
+    seeds: tuple[int, ...]
+
+    @property
+    def outcome(self) -> Recalls:
+        ends = self.shares["seen"].interval
+        if len(self.seeds) < LEAST_SEEDS or ends is None:
+            return "too few seeds"
+        return "recalls" if ends[0] > RECALLS else "does not" if ends[1] < RECALLS_NOT else "in part"
+
+
+@dataclass(frozen=True)
+class SwitchRecall:
+    """Inside SPEN's block, dense."""
+
+    static: Mapping[str, Recall]
+    """Without attention, by residual."""
+    settings: Mapping[Setting, Recall]
+    """Softmax over the inputs, in all settings of the switches."""
+    mixers: Mapping[str, Recall]
+    """Traces and attention side by side, by residual."""
+    effects: Mapping[str, Sample]
+    """What a switch adds to the recalled share, on average over the settings of the others."""
+
+    @property
+    def causes(self) -> tuple[str, ...]:
+        found = ((name, effect.mean, effect.interval) for name, effect in self.effects.items())
+        return tuple(n for n, mean, ends in found if ends is not None and ends[0] > 0 and mean > SMALLEST_EFFECT)
+
+
+@kept_with_table
+def build_contexts(table: Table) -> dict[str, Recall]:
+    """Those that are recorded."""
+    return _recalls(table, CONTEXTS)
+
+
+def build_switch_recall(table: Table) -> SwitchRecall | None:
+    """None where an arm is missing, or has no seed in common with the others."""
+    paths = SWITCHES["residual"]
+    inside: Factors = {"context": "ema_error", "ffn": "dense"}
+    static = _recalls(table, {path: {**inside, "predictor": "static", "residual": path} for path in paths})
+    mixers = _recalls(
+        table, {path: {"context": "ema_attention", "predictor": "mixer", "residual": path} for path in paths}
+    )
+    all_settings: list[Setting] = [(q, v, residual) for q, v, residual in product(*SWITCHES.values())]
+    settings = _recalls(
+        table,
+        {
+            setting: {**inside, "predictor": "softmax", **dict(zip(SWITCHES, setting, strict=True))}
+            for setting in all_settings
+        },
+    )
+    seeds = common_seeds(one.seeds for one in settings.values())
+    if len(static) + len(mixers) < 2 * len(paths) or len(settings) < len(all_settings) or not seeds:
+        return None
+    shares = {setting: _on(one, seeds) for setting, one in settings.items()}
+    effects = {}
+    for place, (name, levels) in enumerate(SWITCHES.items()):
+        off, on = (np.mean([v for s, v in shares.items() if s[place] == level], axis=0) for level in levels)
+        effects[name] = Sample(tuple(on - off))
+    return SwitchRecall(static, settings, mixers, effects)
+
+
+def lack_of_traces(found: Mapping[str, Recall]) -> Outcome:
+    """Is it selection? For if traces do not recall and beside attention without positions they do."""
+    return _lack(found[TRACES].outcome, found[BESIDE].outcome)
+
+
+def lack_of_attention(found: Mapping[str, Recall]) -> Outcome:
+    """Of attention without positions: is it order? For if it does not recall, and beside traces does."""
+    return _lack(found[UNORDERED].outcome, found[BESIDE].outcome)
+
+
+def fading(found: Mapping[str, Recall]) -> tuple[Sample, Outcome]:
+    """What a trace that hardly fades adds to the recalled share; is fading what traces lack?"""
+    seeds = common_seeds(found[name].seeds for name in (FOURTH, TRACES))
+    added = Sample(tuple(_on(found[FOURTH], seeds) - _on(found[TRACES], seeds)))
+    ends = added.interval
+    if len(seeds) < LEAST_SEEDS or ends is None:
+        return added, "too few seeds"
+    return added, "for" if ends[0] > SMALLEST_EFFECT else "against" if ends[1] < SMALLEST_EFFECT else "undecided"
+
+
+def _lack(alone: Recalls, beside: Recalls) -> Outcome:
+    if "too few seeds" in (alone, beside):
+        return "too few seeds"
+    if alone == "recalls":
+        return "against"
+    return "for" if (alone, beside) == ("does not", "recalls") else "undecided"
+
+
+def _recalls(table: Table, arms: Mapping[K, Factors]) -> dict[K, Recall]:
+    """Of the arms that are recorded, in their order."""
+    found = {name: _recall(table, where) for name, where in arms.items()}
+    return {name: one for name, one in found.items() if one is not None}
+
+
+def _recall(table: Table, where: Factors) -> Recall | None:
+    """At the rate whose loss on the other half of the windows is lowest, of those that were tried on the most seeds."""
+    rates = sorted(float(lr) for lr in table.values_of(EXPERIMENT, "lr", **where))
+    tried = {lr: _find(table, SELECTION, {**where, "lr": lr}) for lr in rates}
+    known = {lr: one for lr, one in tried.items() if one is not None and one.sample.known}
+    if not known:
+        return None
+    most = max(len(one.seeds) for one in known.values())
+    lr = min((lr for lr, one in known.items() if len(one.seeds) == most), key=lambda lr: known[lr].sample.mean)
+    shares = {part: _share(table, {**where, "lr": lr, "slice": part}) for part in PARTS}
+    if any(one is None for one in shares.values()):
+        return None
+    return Recall(lr, lr in (rates[0], rates[-1]), {p: s for p, s in shares.items() if s is not None}, known[lr].seeds)
+
+
+def _share(table: Table, where: Factors) -> Sample | None:
+    found = [_find(table, metric, where) for metric in ("counting_nats", "nats", "bayes_nats")]
+    if any(one is None for one in found):
+        return None
+    counting, nats, bayes = (np.array(one.sample.values) for one in found if one is not None)
+    return Sample(tuple((counting - nats) / (counting - bayes)))
+
+
+def _find(table: Table, metric: str, where: Factors) -> Selection | None:
+    return table.find(Selector(EXPERIMENT, metric, where))
+
+
+def _on(one: Recall, seeds: Iterable[int]) -> Values:
+    by_seed = dict(zip(one.seeds, one.shares["seen"].values, strict=True))
+    return np.array([by_seed[seed] for seed in seeds])
