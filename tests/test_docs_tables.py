@@ -206,6 +206,16 @@ class TestPicture:
         assert np.array(widths[1]) == pytest.approx(8 * np.array(widths[0]), rel=0.1)
         assert widths[0][1] == pytest.approx(2 * widths[0][0], rel=0.1)
 
+    def test_attention_with_rope_stands_below_the_chain_on_its_scale(self) -> None:
+        files = [run(arm, seed, 5 - 0.1 * n, 5 - 0.1 * n) for n, arm in enumerate(CHAIN) for seed in (0, 1)]
+        beside = [run(ATTENTION, seed, 5 - 0.1 * len(CHAIN), 5 - 0.1 * len(CHAIN)) for seed in (0, 1)]
+        root = ElementTree.fromstring(chain_picture(made(*files, *beside, *sweep([*CHAIN, ATTENTION]))))
+        names = [text.text for text in root.iter("{http://www.w3.org/2000/svg}text")]
+        assert "for comparison: attention with RoPE, dense" in names
+        bars = [bar.attrib for bar in root.iter("{http://www.w3.org/2000/svg}rect")]
+        start, end, rope = [float(bar["x"]) for bar in bars if bar["class"] == "level"]
+        assert start - end == pytest.approx((len(CHAIN) - 1) * (end - rope), abs=1)
+
     def test_nothing_recorded_is_said(self) -> None:
         assert "is not recorded yet" in chain_picture(made())
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import pairwise
 from xml.sax.saxutils import escape
 
 from doc_tables.gap_prose import NOT_RECORDED
 from ematrace.analysis.gap import Chain
-from ematrace.analysis.gap_design import END, START
+from ematrace.analysis.gap_design import ATTENTION, END, START
 from ematrace.report.data import ReportData
 from ematrace.report.formatting import number, with_interval
 from ematrace.report.gap import PARTS, GapData, text_name
@@ -26,9 +26,18 @@ def chain_picture(data: ReportData) -> str:
     gap = data.derived(GapData)
     if gap.scores.is_toy or not gap.chains:
         return _svg(ROW, [_text(0, 20, NOT_RECORDED)])
-    chain = gap.papers_chain
-    rows = len(chain.steps) + 2
-    return _svg(TOP + rows * ROW + 8, [*_legend(chain, gap.parameters), *_bars(chain)])
+    chain, beyond = gap.papers_chain, _beyond(gap)
+    rows = len(chain.steps) + 2 + len(beyond)
+    return _svg(TOP + rows * ROW + 8, [*_legend(chain, gap.parameters), *_bars(chain, beyond)])
+
+
+def _beyond(gap: GapData) -> dict[str, float]:
+    """For comparison: the chain has to end in GPT-2's block, whose learned positions are not the best."""
+    scores, text = gap.scores, gap.papers_chain.text
+    if ATTENTION not in scores.arms:
+        return {}
+    nats = scores.nats(ATTENTION, text, "all", scores.common_seeds([ATTENTION]))
+    return {"for comparison: attention with RoPE, dense": float(nats.mean())}
 
 
 def _legend(chain: Chain, size: str) -> Iterator[str]:
@@ -40,12 +49,14 @@ def _legend(chain: Chain, size: str) -> Iterator[str]:
         yield _text(LEFT + 380 * i - 40 + 18, TOP - 15, f"on {part}", "small")
 
 
-def _bars(chain: Chain) -> Iterator[str]:
-    """A level, falls, a level. The parts of a step lie one below the other, each from where the one before it ended."""
+def _bars(chain: Chain, beyond: Mapping[str, float]) -> Iterator[str]:
+    """A level, falls, a level. The parts of a step lie one below the other, each from where the one before it ended.
+    Then other levels."""
     levels = [chain.start.mean]
     for step in chain.steps:
         levels += [levels[-1] - step.recall.mean, levels[-1] - step.recall.mean - step.other.mean]
-    low = min(levels) - 0.1 * (max(levels) - min(levels))
+    lowest = min(*levels, *beyond.values())
+    low = lowest - 0.1 * (max(levels) - lowest)
     scale = (WIDTH - LEFT - RIGHT) / (max(levels) - low)
 
     def x(nats: float) -> float:
@@ -66,6 +77,11 @@ def _bars(chain: Chain) -> Iterator[str]:
         else:
             yield _bar(x(nats.mean) - 2, y + 4, 4, 20, "level")
             yield _text(WIDTH - RIGHT + 10, y + 19, number(nats.mean, 2))
+    for at, (name, mean) in enumerate(beyond.items(), start=len(rows)):
+        y = TOP + at * ROW
+        yield _text(LEFT - 10, y + 19, name, "label")
+        yield _bar(x(mean) - 2, y + 4, 4, 20, "level")
+        yield _text(WIDTH - RIGHT + 10, y + 19, number(mean, 2))
 
 
 def _text(x: float, y: float, text: str, kind: str = "") -> str:
