@@ -157,3 +157,15 @@ def shares_of_twice_what_attention_saves(gap_context: Any) -> None:
 def rare_pairs_stand_for_all(gap_context: Any) -> None:
     """Only the rows of all repeated pairs are computed."""
     constant(gap_context, "RECALLED", lambda parts: parts[:1])
+
+
+@defect("analysis.gap_recall_beyond", "test_gap_recall_beyond.py", "weighted_by_the_counts")
+def others_with_counts_of_their_own(beyond: Any) -> None:
+    """Only pairs that training never saw are compared, as if all repeated pairs were such."""
+    constant(beyond, "COUNTS", lambda counts: counts[:1])
+
+
+@defect("analysis.gap_together", "test_gap_recall_beyond.py", "other_seeds_predictors")
+def any_predictor_is_a_mixer(together: Any) -> None:
+    """SPEN's predictors stand for attention beside the traces."""
+    constant(together, "MIXER", lambda mixer: "static")
