@@ -160,9 +160,9 @@ def rare_pairs_stand_for_all(gap_context: Any) -> None:
 
 
 @defect("analysis.gap_recall_beyond", "test_gap_recall_beyond.py", "weighted_by_the_counts")
-def others_with_counts_of_their_own(beyond: Any) -> None:
-    """Only pairs that training never saw are compared, as if all repeated pairs were such."""
-    constant(beyond, "COUNTS", lambda counts: counts[:1])
+def every_count_weighs_the_same(beyond: Any) -> None:
+    """Other tokens have other counts than the repeated pairs that they are compared with."""
+    with_result(beyond, "_shares", lambda shares: dict.fromkeys(shares, 0.1))
 
 
 @defect("analysis.gap_together", "test_gap_recall_beyond.py", "other_seeds_predictors")
