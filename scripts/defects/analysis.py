@@ -157,3 +157,15 @@ def shares_of_twice_what_attention_saves(gap_context: Any) -> None:
 def rare_pairs_stand_for_all(gap_context: Any) -> None:
     """Only the rows of all repeated pairs are computed."""
     constant(gap_context, "RECALLED", lambda parts: parts[:1])
+
+
+@defect("analysis.gap_recall_beyond", "test_gap_recall_beyond.py", "weighted_by_the_counts")
+def every_count_weighs_the_same(beyond: Any) -> None:
+    """Other tokens have other counts than the repeated pairs that they are compared with."""
+    with_result(beyond, "_shares", lambda shares: dict.fromkeys(shares, 0.1))
+
+
+@defect("analysis.gap_together", "test_gap_recall_beyond.py", "other_seeds_predictors")
+def any_predictor_is_a_mixer(together: Any) -> None:
+    """SPEN's predictors stand for attention beside the traces."""
+    constant(together, "MIXER", lambda mixer: "static")

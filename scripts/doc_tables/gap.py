@@ -15,11 +15,11 @@ from ematrace.report.gap_context import (
     context_share_rows,
     recall_part_rows,
     recall_saved_rows,
-    unordered_sentence,
 )
 from ematrace.report.gap_halves import halves_rows
 from ematrace.report.gap_predictions import context_rows as context_of_predictions
 from ematrace.report.gap_predictions import prediction_rows, worth_rows
+from ematrace.report.gap_recall_beyond import beyond_count_rows, beyond_distance_rows, beyond_rows, together_rows
 from ematrace.report.gap_second import second_rows
 from ematrace.report.gradient_cost import gradient_rows, gradient_share_rows, start_rows, verdict_lines
 
@@ -34,6 +34,10 @@ ROWS: Mapping[str, tuple[Build, tuple[str, ...]]] = {
     "gap-context-shares": (context_share_rows, ()),
     "gap-recall-parts": (recall_part_rows, ()),
     "gap-recall-saved": (recall_saved_rows, ()),
+    "gap-recall-beyond": (beyond_rows, ()),
+    "gap-recall-beyond-distance": (beyond_distance_rows, ()),
+    "gap-recall-beyond-count": (beyond_count_rows, ()),
+    "gap-together": (together_rows, ()),
     "gap-second": (second_rows, ()),
     "gap-second-steps": (second_step_rows, ()),
     "gap-rates": (best_rate_rows, ()),
@@ -70,11 +74,6 @@ def gap_verdict(data: ReportData, block: str) -> str:
 @table("gap-recall", "gap")
 def gap_recall(data: ReportData, block: str) -> str:
     return recall_finding(data)
-
-
-@table("gap-unordered")
-def gap_unordered(data: ReportData, block: str) -> str:
-    return f"{unordered_sentence(data) or NOT_RECORDED}\n"
 
 
 @table("gap-details")

@@ -9,19 +9,33 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ematrace.analysis.gap import Ratio, ratio
-from ematrace.analysis.gap_design import ATTENTION, EMA, LEARNED, SPEN, TRUE_GRADIENT, WITHOUT_POSITIONS, Arm
+from ematrace.analysis.gap_design import (
+    ATTENTION,
+    EMA,
+    LEARNED,
+    SPEN,
+    STRAIGHT_THROUGH,
+    TRUE_GRADIENT,
+    UNBALANCED,
+    WITHOUT_POSITIONS,
+    Arm,
+)
 from ematrace.analysis.gap_scores import GapScores, Values
 from ematrace.results import Sample
 
-NO_CONTEXT = Arm("none")
-CONTEXTS: Mapping[str, Arm] = {
-    "EMA traces": EMA,
-    "attention without positions": WITHOUT_POSITIONS,
-    "attention with learned positions": LEARNED,
-    "attention with RoPE": ATTENTION,
-    "SPEN's block": SPEN,
-    "SPEN's block, no load-balance loss, true gradient": TRUE_GRADIENT,
+NO_CONTEXT, NO_CONTEXT_SPARSE = Arm("none"), Arm("none", ffn=STRAIGHT_THROUGH)
+CONTEXTS: Mapping[str, tuple[Arm, Arm]] = {
+    "EMA traces": (EMA, NO_CONTEXT),
+    "attention without positions": (WITHOUT_POSITIONS, NO_CONTEXT),
+    "attention with learned positions": (LEARNED, NO_CONTEXT),
+    "attention with RoPE": (ATTENTION, NO_CONTEXT),
+    "SPEN's block": (SPEN, NO_CONTEXT),
+    "SPEN's block, over no context with its top-k and gradient": (SPEN, NO_CONTEXT_SPARSE),
+    "the same, no load-balance loss": (UNBALANCED, NO_CONTEXT_SPARSE),
+    "SPEN's block, no load-balance loss, true gradient": (TRUE_GRADIENT, NO_CONTEXT),
 }
+"""The arm that has it, and the one without context that it is compared with. Over a dense one, what SPEN's layer costs
+is subtracted from what its context saves."""
 PARTS = ("all", "recall", "other")
 """Tokens that repeat a pair seen before in the window, and all others."""
 RECALLED = (
@@ -45,8 +59,8 @@ class Worth:
 def build_worth(scores: GapScores, text: str) -> list[Worth]:
     """Of every context that is recorded."""
     found = []
-    for name, arm in CONTEXTS.items():
-        arms = (NO_CONTEXT, arm, ATTENTION)
+    for name, (arm, none) in CONTEXTS.items():
+        arms = (none, arm, ATTENTION)
         if any(one not in scores.arms for one in arms) or not (seeds := scores.common_seeds(arms)):
             continue
         without, with_it, attention = (
@@ -56,15 +70,6 @@ def build_worth(scores: GapScores, text: str) -> list[Worth]:
         shares = {part: ratio(saved[part], without[part] - attention[part]) for part in PARTS}
         found.append(Worth(name, {part: _sample(saved[part]) for part in PARTS}, shares, seeds))
     return found
-
-
-def recall_without_positions(scores: GapScores, text: str) -> Sample | None:
-    """Nats on tokens that repeat a pair, per token of the text: attention without positions minus traces."""
-    arms = (WITHOUT_POSITIONS, EMA)
-    if any(arm not in scores.arms for arm in arms) or not (seeds := scores.common_seeds(arms)):
-        return None
-    one, other = (scores.part_nats(arm, text, "recall", seeds) for arm in arms)
-    return _sample(one - other)
 
 
 @dataclass(frozen=True)

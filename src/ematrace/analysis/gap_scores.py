@@ -29,8 +29,13 @@ EXPERIMENT, SWEEP = "gap", "gap_rates"
 TOY = "toy"
 MAIN = "2m"
 STRETCH = "nats_in_stretch"
-RANGES = {"distance": "recall_nats_by_distance"}
-"""Metrics of tokens that repeat a pair, by the factor that has ranges: `distance 1-16`."""
+RANGES = {
+    "distance": ("distance", "recall_nats_by_distance"),
+    "repeated, count": ("pair_count", "recall_nats_by_count"),
+    "other, count": ("pair_count", "other_nats_by_count"),
+}
+"""Factor and metric, by the name of their ranges: `distance 1-16` and `repeated, count 0` of tokens that repeat a pair,
+`other, count 0` of all others."""
 NOT_SWEPT = "its learning rates were not swept"
 SAME_SIZE = 0.01  # share of the parameters by which arms of matched width may differ
 SAME = 9  # decimals to which the unigram's nats agree on the same tokens
@@ -70,7 +75,7 @@ class Run:
     """Training loss by step, each the mean since the step before."""
     on_gpu: bool = True
     ranges: Mapping[tuple[str, str], Metric] = field(default_factory=dict)
-    """As `nats`: of tokens that repeat a pair, by RANGES."""
+    """As `nats`, by RANGES."""
 
     @property
     def diverged(self) -> bool:
@@ -200,9 +205,9 @@ def _run(path: Path, cells: Sequence[StoredCell]) -> Run | None:
     scored = [c.cell for c in cells if "text" in c.cell.factors and "slice" in c.cell.factors]
     places = [((str(c.factors["text"]), str(c.factors["slice"])), c.metrics) for c in scored]
     ranges = {
-        (str(cell.factors["text"]), f"{factor} {cell.factors[factor]}"): cell.metrics[metric]
+        (str(cell.factors["text"]), f"{name} {cell.factors[factor]}"): cell.metrics[metric]
         for cell in (c.cell for c in cells)
-        for factor, metric in RANGES.items()
+        for name, (factor, metric) in RANGES.items()
         if factor in cell.factors and metric in cell.metrics
     }
     parts: dict[str, dict[int, float]] = defaultdict(dict)

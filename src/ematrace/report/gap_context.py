@@ -9,7 +9,6 @@ from ematrace.analysis.gap_context import (
     Worth,
     build_recall_parts,
     build_worth,
-    recall_without_positions,
 )
 from ematrace.report.data import ReportData
 from ematrace.report.formatting import Rows, listed, number, with_interval
@@ -53,17 +52,6 @@ def context_share_rows(data: ReportData) -> Rows | None:
         for part, tokens in TOKENS.items()
     ]
     return Rows(["context", "tokens", *map(text_name, by_text)], rows) if rows else None
-
-
-def unordered_sentence(data: ReportData) -> str:
-    """Attention without positions beside traces, on repeated pairs; empty where one is missing on a text."""
-    scores = data.derived(GapData).scores
-    apart = [recall_without_positions(scores, text) for text in scores.texts]
-    known = [sample for sample in apart if sample is not None]
-    if scores.is_toy or not known or len(known) < len(apart):
-        return ""
-    nats = listed([with_interval(sample, signed=True) for sample in known])
-    return f"On repeated pairs, attention without positions minus traces: {nats} nats per token of the text."
 
 
 def recall_part_rows(data: ReportData) -> Rows | None:

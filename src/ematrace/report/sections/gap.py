@@ -42,8 +42,8 @@ from ematrace.report.gap_context import (
     context_share_rows,
     recall_part_rows,
     recall_saved_rows,
-    unordered_sentence,
 )
+from ematrace.report.gap_recall_beyond import beyond_count_rows, beyond_distance_rows, beyond_rows, together_rows
 from ematrace.report.gap_second import second_rows
 from ematrace.report.gradient_cost import gradient_rows, gradient_share_rows, verdict_lines
 from ematrace.report.learning_rates import sweep_rows, sweeps_at
@@ -100,6 +100,10 @@ RANGES = {
     },
 }
 UNITS = {"distance": "back", "pair_count": "times"}
+BEYOND = (
+    "nats saved over no context per token that repeats a pair, less those per token that repeats none, with the same "
+    "counts of their pairs in training"
+)
 CLOSES = (
     f"The chain closes where the difference's 95% interval (Welch) lies within ±{number(MARGIN)} nats, and does not "
     "close where it excludes 0 and is not within."
@@ -279,13 +283,15 @@ def _context(data: ReportData) -> Iterator[Content]:
         "The same as a share of what attention with RoPE saves on these tokens": context_share_rows(data),
         "Where on repeated pairs traces are behind attention with RoPE, in dense blocks": recall_part_rows(data),
         "What traces save over no context there, and its share of what attention saves": recall_saved_rows(data),
+        f"Recall beyond ordinary context: {BEYOND}": beyond_rows(data),
+        "The same by distance to the last occurrence": beyond_distance_rows(data),
+        "The same by the pair's count in training": beyond_count_rows(data),
+        "Traces and attention alone and together: nats, one seed of the sweeps of learning rates": together_rows(data),
     }
     for caption, rows in captions.items():
         if rows is not None:
             yield Paragraph(f"{caption}.")
             yield plain_table(*rows, caption)
-    if sentence := unordered_sentence(data):
-        yield Paragraph(sentence)
 
 
 def _perplexities(found: RecallShare) -> Iterator[str]:
