@@ -463,7 +463,15 @@ def test_cores_stand_in_for_a_gpu_only_when_asked(monkeypatch):
 
 GAP = [name for name in EXPERIMENTS if name.startswith("gap") or name == "trace_decoding"]
 # Whose points take about the same.
-AT_ONE_SPEED = {"gap_first_steps", "gap_start", "gap_halves", "gap_all_units", "gap_predictions", "gap_made_pairs"}
+AT_ONE_SPEED = {
+    "gap_first_steps",
+    "gap_start",
+    "gap_halves",
+    "gap_all_units",
+    "gap_predictions",
+    "gap_made_pairs",
+    "gap_made_pairs_long",
+}
 
 
 @pytest.mark.parametrize("device", ["cuda", "cpu"])

@@ -1,0 +1,30 @@
+"""Recall in made-up text (`gap_made_pairs`) with four times the steps: what did not recall, was it slow or unable?
+
+ematrace reproduce gap_made_pairs_long --seeds 1    # 12 models of width 64: half an hour on two cores
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ematrace.experiments.base import Experiment, Point
+from ematrace.experiments.gap_made_pairs import BEST, CONTEXTS, IN_BLOCK, SETTINGS, measure, point
+
+ARMS = (*(arm for arm in CONTEXTS if arm.context != "none" and not arm.fourth_trace), *IN_BLOCK)
+
+
+def grid(scale: str, seeds: int) -> Iterator[Point]:
+    for seed in range(seeds):
+        for arm in ARMS:
+            yield point(arm, BEST.get(arm, 0.002), seed)
+
+
+EXPERIMENT = Experiment(
+    "gap_made_pairs_long",
+    "Recall in made-up text, with four times the steps",
+    grid=grid,
+    measure=measure,
+    settings={**SETTINGS, "steps": 4000},
+    seeds=3,
+    seconds=200,
+)
