@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ematrace.jit import SUMS, compiled, inlined
-from ematrace.ops.topk_cpu import ZERO, exp, number, place
+from ematrace.ops.topk_cpu import exp, number, place
 from ematrace.workers import split
 
 _compile = compiled(fastmath=SUMS)
@@ -21,8 +21,6 @@ _inline = inlined(fastmath=SUMS)
 
 LEAST = 2**18
 """Numbers in a thread's part at least: less is done sooner than a thread is started."""
-BLOCK = 1024
-"""Exponentials that are summed in float32; the sums of blocks are summed in float64."""
 
 
 def softmax_loss(
@@ -58,7 +56,7 @@ def softmax_rows(rows, targets, counted, vocabulary, needs_gradient, e, losses, 
                 most = max(most, place(e[i]))
             largest = number(most)
             below = largest - e[targets[r]]
-            total = 0.0
+            total = np.float64(0)  # not of float32: what is added last would be rounded to the whole sum
             for i in range(vocabulary):
                 e[i] = exp(e[i] - largest)
                 total += e[i]
