@@ -2,8 +2,9 @@
 
 glibc's malloc gives each tensor of more than 32 MB pages of its own and gives them back as soon as it is freed, and it
 gives back what is free at the end of its heap beyond 64 MB. Training makes tensors of the same sizes in every step, so
-every step asks for the same pages again, and the system clears each of them: a third of the time of a small SPEN's
-step. Inside `kept_memory` they stay with the process. No result changes, and the peak is that of the largest step.
+every step asks for the same pages again, and the system clears each of them: up to a third of the time of a small
+SPEN's step. Inside `kept_memory` they stay with the process. No result changes; the peak grows by about a tenth, at
+most by a quarter in what was measured, since not all that is free is in pieces that fit again.
 
 torch frees in the thread that computes, forward and backward on a CPU: in the main thread's heap, if it is that. Heaps
 of other threads end at 64 MB, and what is larger has pages of its own all the same.
