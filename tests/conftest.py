@@ -58,7 +58,7 @@ else:
 # Python would look for garbage after every 700 objects, which takes 7% of the time. Tests that need it look themselves.
 gc.set_threshold(50_000, 20, 50)
 
-COMPILED = ("test_spcn_", "test_ops_topk_cpu", "test_spen_decode_cpu")
+COMPILED = ("test_spcn_", "test_ops_topk_cpu", "test_ops_cross_entropy_cpu", "test_spen_decode_cpu")
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:

@@ -6,7 +6,7 @@ import math
 from pathlib import Path
 from typing import Any
 
-from defects.planting import defect, replaced, with_result, wrap
+from defects.planting import defect, replaced, with_arguments, with_result, wrap
 
 
 @defect("files", "test_files.py", "failure or ctrl_c")
@@ -28,6 +28,12 @@ def file_written_in_place(files: Any) -> None:
 def own_work_taken_for_others(sharing: Any) -> None:
     """Training sees itself as the load beside it."""
     with_result(sharing.Meter, "others", lambda others: None if others is None else others + 1.0)
+
+
+@defect("memory", "test_memory.py", "outermost")
+def memory_never_given_back(memory: Any) -> None:
+    """malloc keeps everything for good."""
+    with_arguments(memory, "_set", options=lambda options: memory.KEEP)
 
 
 @defect("kernels", "test_kernels_edges.py", "switch")

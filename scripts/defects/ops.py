@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from defects.planting import defect, with_arguments, wrap
+import numpy as np
+
+from defects.planting import defect, with_arguments, with_result, wrap
 
 
 @defect("ops.topk", "test_ops_topk.py", "test_keeps_the_first_k")
@@ -43,3 +45,27 @@ def ignored_targets_in_the_mean(cross_entropy: Any) -> None:
         return loss
 
     wrap(cross_entropy, "linear_cross_entropy", broken)
+
+
+@defect("ops.cross_entropy_cpu", "test_ops_cross_entropy_cpu.py", "rounded_to_nearest")
+def bfloat16_cut_off(cross_entropy_cpu: Any) -> None:
+    """The lower half of a float32 is dropped, so that every gradient is too small."""
+    wrap(cross_entropy_cpu, "narrowed", lambda original: lambda x, shift: x.view("uint32") >> shift)
+
+
+@defect("ops.cross_entropy_cpu", "test_ops_cross_entropy_cpu.py", "large_logits")
+def largest_logit_not_taken_away(cross_entropy_cpu: Any) -> None:
+    """Exponentials of the logits as they are."""
+    with_result(cross_entropy_cpu, "number", lambda largest: largest * 0)
+
+
+@defect("ops.cross_entropy_cpu", "test_ops_cross_entropy_cpu.py", "row_that_is_not_finite")
+def nan_has_no_probability(cross_entropy_cpu: Any) -> None:
+    """exp(NaN) is 0."""
+    with_result(cross_entropy_cpu, "exp", lambda e: np.float32(np.nan_to_num(e)))
+
+
+@defect("ops.cross_entropy_cpu", "test_ops_cross_entropy_cpu.py", "nearly_certain")
+def small_probabilities_dropped(cross_entropy_cpu: Any) -> None:
+    """What is less than 10^-4 of the largest counts for nothing."""
+    with_result(cross_entropy_cpu, "exp", lambda e: np.float32(0) if e < 1e-4 else e)

@@ -2,7 +2,8 @@
 
 Every repetition runs all contenders in turn, so that a busy moment of a shared machine hits them alike. Ratios are
 taken within repetitions (`ematrace.bench.ratio`). What other programs use meanwhile is measured (`other_load`), and the
-threads of all contenders wait alike, as `ematrace.sharing` has them wait.
+threads of all contenders wait alike, as `ematrace.sharing` has them wait, and none of them gives memory back to the
+system (`ematrace.memory`).
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
+from ematrace.memory import kept_memory
 from ematrace.sharing import Meter, shared_processors
 
 if TYPE_CHECKING:  # reading results does not wait for torch
@@ -78,7 +80,7 @@ def time_cpu(
         work[name]()
         return time.perf_counter() - begun
 
-    with shared_processors():
+    with shared_processors(), kept_memory():
         meter, begun = Meter(), time.monotonic()
         timings = _in_turn(work, once, repetitions, warmup)
         others = meter.others()

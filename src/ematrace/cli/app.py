@@ -16,6 +16,7 @@ import ematrace
 from ematrace.cli import bench, check, discard_output, export, language, results, train
 from ematrace.cli.parsing import parse
 from ematrace.cli.reproduce import Reproduce, reproduce
+from ematrace.memory import kept_memory
 from ematrace.names import did_you_mean
 from ematrace.sharing import shared_processors
 
@@ -71,7 +72,7 @@ def run(arguments: Sequence[str]) -> None:
         kind, answer = COMMANDS[name]
         command = parse(kind, f"ematrace {name}", rest)
         console.goes_on = name in WRITE_FILES
-        with shared_processors():
+        with shared_processors(), kept_memory():
             answer(command, console, error_console)
     except BrokenPipeError:
         raise

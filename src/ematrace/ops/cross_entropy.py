@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ematrace.kernels import gpu_kernels_are_on
+from ematrace.kernels import cpu_kernels_are_on, gpu_kernels_are_on
 
 LOGITS_PER_SLICE = 2**28
 """Logits held at a time: 512 MB in bfloat16. Smaller slices make the products of the head inefficient."""
@@ -106,6 +106,10 @@ def _softmax_loss(
 
         if logits.shape[1] <= LARGEST:
             return softmax_loss(logits, targets, vocabulary, ignore_index, needs_gradient)
+    if logits.is_cpu and logits.dtype != torch.float64 and cpu_kernels_are_on():
+        from ematrace.ops.cross_entropy_cpu import softmax_loss
+
+        return softmax_loss(logits, targets, vocabulary, ignore_index, needs_gradient)
     counted = targets != ignore_index
     target = torch.where(counted, targets, 0).unsqueeze(1)
     exact = torch.float64 if logits.dtype == torch.float64 else torch.float32

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from ematrace.files import write_atomically
+from ematrace.memory import kept_memory
 from ematrace.models.flops import flops_per_token
 from ematrace.results.provenance import commit_of_copy
 from ematrace.sharing import shared_processors
@@ -65,7 +66,7 @@ def train(config: TrainConfig, *, display: Display | None = None) -> TrainSummar
     """
     check_config(config)
     recipe = resolve_recipe(config)
-    with shared_processors(), open_world(config.device) as world:
+    with shared_processors(), kept_memory(), open_world(config.device) as world:
         shown: Display = display if display is not None and world.first else Silent()
         try:
             _refuse_before_work(config, recipe, world)

@@ -15,6 +15,7 @@ import msgspec
 from ematrace.experiments.base import Context, rows_of
 from ematrace.experiments.discovery import describe_error, find_experiment
 from ematrace.experiments.runner.units import Unit
+from ematrace.memory import kept_memory
 from ematrace.results import CellFile, collect_provenance
 from ematrace.results.schema import SCHEMA, encode_file
 
@@ -52,7 +53,8 @@ def measure_unit(
             scratch=Path(scratch) if scratch else None,
             memo=_memo,
         )
-        rows = rows_of(experiment.measure(ctx, **unit.factors))
+        with kept_memory():
+            rows = rows_of(experiment.measure(ctx, **unit.factors))
         peers = [name for name in PEERS if name in sys.modules]
         provenance = collect_provenance(time.monotonic() - started, command=unit.command, packages=peers)
         if (unit.scale, unit.device) == ("gpu", "cpu"):  # a GPU that the machine has was not used
