@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import asdict
 
+import msgspec
 import pytest
 
 from cells_support import make_file, make_table
@@ -13,6 +14,7 @@ from ematrace.analysis.gap_made_pairs import (
     CONTEXTS,
     EXPERIMENT,
     FOURTH,
+    LONGER,
     PARTS,
     TRACES,
     UNORDERED,
@@ -23,6 +25,7 @@ from ematrace.analysis.gap_made_pairs import (
     lack_of_traces,
 )
 from ematrace.experiments.gap_made_pairs import ARMS, PairsArm
+from ematrace.experiments.gap_made_pairs_long import ARMS as LONG_ARMS
 from ematrace.ledger import load_claims
 from ematrace.report.data import ReportData
 from ematrace.report.gap_made_pairs import made_pairs, switch_recall_tables
@@ -121,7 +124,8 @@ def test_effects_of_switches_are_averages_over_the_others() -> None:
 
 
 def test_nothing_is_said_where_an_arm_is_missing() -> None:
-    without = [s for s in cells().cells if s.cell.factors["predictor"] != "static"]
+    settings = {"predictor": "softmax", "query": "input", "values": "as_read", "residual": "ffn"}
+    without = [s for s in cells().cells if not settings.items() <= s.cell.factors.items()]
     assert build_switch_recall(Table(without)) is None
     assert build_contexts(Table([])) == {}
     assert made_pairs(data(Table([]))) is None
@@ -141,7 +145,17 @@ def test_the_tables_say_what_was_found() -> None:
     contexts, switched = made_pairs(data(cells())), switch_recall_tables(data(cells()))
     assert contexts is not None
     assert switched is not None
-    assert contexts.contexts.rows[1] == ["EMA traces", ".10 (.06–.14)", ".00", "−.10", "−.20", "0.004", "does not", "3"]
+    assert contexts.contexts.rows[1] == [
+        "EMA traces",
+        ".10 (.06–.14)",
+        ".00",
+        "−.10",
+        "−.20",
+        "0.004",
+        "does not",
+        "3",
+        "–",
+    ]
     assert contexts.rules == (
         "Is selection what traces lack: for. Is order what attention without positions lacks: for. Is fading what "
         "traces lack: for; a fourth trace that hardly fades adds +.300 to the share."
@@ -155,3 +169,29 @@ def test_the_tables_say_what_was_found() -> None:
         "context into the residual",
     ]
     assert switched.causes.endswith("query from the input and context into the residual.")
+
+
+def longer(seeds: range, share_of: Callable[[PairsArm], float]) -> list[CellFile]:
+    settings = {"steps": 4000}
+    files = [run(arm, seed, 0.002, share_of(arm), 2.0) for arm in LONG_ARMS for seed in seeds]
+    return [msgspec.structs.replace(file, experiment=LONGER, settings=settings) for file in files]
+
+
+def test_four_times_the_steps_stand_beside_and_are_judged_from_three_seeds_on() -> None:
+    def learned(arm: PairsArm) -> float:
+        return 0.8 if arm.positions != "none" else planted(arm) + 0.05
+
+    slow = cells(lambda arm: 0.1 if arm.positions != "none" else planted(arm))
+    assert "but attention with positions does not recall" in made_pairs(data(slow)).rules  # type: ignore[union-attr]
+    for seeds, causes in ((range(1), "too few seeds"), (SEEDS, "query from the input and context into the residual")):
+        both = data(Table([*slow.cells, *make_table(*longer(seeds, learned)).cells]))
+        contexts, switched = made_pairs(both), switch_recall_tables(both)
+        assert contexts is not None
+        assert switched is not None
+        later = {row[0]: row[-1] for row in contexts.contexts.rows}
+        assert later["attention with RoPE"] == f".80, {'1 seed' if len(seeds) == 1 else '3 seeds'}"
+        assert later["no context"] == "–"
+        assert ("but attention with positions" in contexts.rules) == (len(seeds) == 1)
+        assert switched.effects.heads == ["switch", "added to the share", "four times the steps"]
+        assert switched.effects.rows[0][2] == "+.500"
+        assert switched.causes.endswith(f"four times the steps: {causes}.")

@@ -22,7 +22,7 @@ from ematrace.results.select import Selector
 
 K = TypeVar("K")
 
-EXPERIMENT = "gap_made_pairs"
+EXPERIMENT, LONGER = "gap_made_pairs", "gap_made_pairs_long"
 RECALLS, RECALLS_NOT = 0.5, 0.25
 SMALLEST_EFFECT = 0.1  # of a recalled share
 PARTS = ("seen", "seen 1-4", "seen 5-16", "seen 17+")
@@ -30,14 +30,15 @@ PARTS = ("seen", "seen 1-4", "seen 5-16", "seen 17+")
 
 _MIXER: Mapping[str, Factor] = {"predictor": "mixer", "residual": "direct", "positions": "none", "fourth_trace": False}
 TRACES, FOURTH, UNORDERED, BESIDE = "traces", "with a fourth one that hardly fades", "attention", "traces + attention"
+ORDERED = ("attention with learned positions", "attention with RoPE")
 CONTEXTS: Mapping[str, Factors] = {
     "no context": {**_MIXER, "context": "none"},
     TRACES: {**_MIXER, "context": "ema"},
     FOURTH: {**_MIXER, "context": "ema", "fourth_trace": True},
     UNORDERED: {**_MIXER, "context": "attention"},
     BESIDE: {**_MIXER, "context": "ema_attention"},
-    "attention with learned positions": {**_MIXER, "context": "attention", "positions": "learned"},
-    "attention with RoPE": {**_MIXER, "context": "attention", "positions": "rope"},
+    ORDERED[0]: {**_MIXER, "context": "attention", "positions": "learned"},
+    ORDERED[1]: {**_MIXER, "context": "attention", "positions": "rope"},
 }
 Recalls = Literal["recalls", "in part", "does not", "too few seeds"]
 Outcome = Literal["for", "against", "undecided", "too few seeds"]
@@ -66,44 +67,42 @@ class SwitchRecall:
     """Inside SPEN's block, dense."""
 
     static: Mapping[str, Recall]
-    """Without attention, by residual."""
+    """Without attention, by residual; those that are recorded."""
     settings: Mapping[Setting, Recall]
     """Softmax over the inputs, in all settings of the switches."""
     mixers: Mapping[str, Recall]
-    """Traces and attention side by side, by residual."""
+    """Traces and attention side by side, by residual; those that are recorded."""
     effects: Mapping[str, Sample]
     """What a switch adds to the recalled share, on average over the settings of the others."""
 
     @property
-    def causes(self) -> tuple[str, ...]:
+    def causes(self) -> tuple[str, ...] | None:
+        """None with too few seeds."""
+        if min(len(effect.values) for effect in self.effects.values()) < LEAST_SEEDS:
+            return None
         found = ((name, effect.mean, effect.interval) for name, effect in self.effects.items())
         return tuple(n for n, mean, ends in found if ends is not None and ends[0] > 0 and mean > SMALLEST_EFFECT)
 
 
 @kept_with_table
-def build_contexts(table: Table) -> dict[str, Recall]:
+def build_contexts(table: Table, experiment: str = EXPERIMENT) -> dict[str, Recall]:
     """Those that are recorded."""
-    return _recalls(table, CONTEXTS)
+    return _recalls(table, experiment, CONTEXTS)
 
 
-def build_switch_recall(table: Table) -> SwitchRecall | None:
-    """None where an arm is missing, or has no seed in common with the others."""
+@kept_with_table
+def build_switch_recall(table: Table, experiment: str = EXPERIMENT) -> SwitchRecall | None:
+    """None where a setting is missing, or has no seed in common with the others."""
     paths = SWITCHES["residual"]
     inside: Factors = {"context": "ema_error", "ffn": "dense"}
-    static = _recalls(table, {path: {**inside, "predictor": "static", "residual": path} for path in paths})
-    mixers = _recalls(
-        table, {path: {"context": "ema_attention", "predictor": "mixer", "residual": path} for path in paths}
-    )
-    all_settings: list[Setting] = [(q, v, residual) for q, v, residual in product(*SWITCHES.values())]
-    settings = _recalls(
-        table,
-        {
-            setting: {**inside, "predictor": "softmax", **dict(zip(SWITCHES, setting, strict=True))}
-            for setting in all_settings
-        },
-    )
+    beside: Factors = {"context": "ema_attention", "predictor": "mixer"}
+    static = _recalls(table, experiment, {p: {**inside, "predictor": "static", "residual": p} for p in paths})
+    mixers = _recalls(table, experiment, {p: {**beside, "residual": p} for p in paths})
+    every: list[Setting] = [(q, v, residual) for q, v, residual in product(*SWITCHES.values())]
+    softmax: Factors = {**inside, "predictor": "softmax"}
+    settings = _recalls(table, experiment, {s: {**softmax, **dict(zip(SWITCHES, s, strict=True))} for s in every})
     seeds = common_seeds(one.seeds for one in settings.values())
-    if len(static) + len(mixers) < 2 * len(paths) or len(settings) < len(all_settings) or not seeds:
+    if len(settings) < len(every) or not seeds:
         return None
     shares = {setting: _on(one, seeds) for setting, one in settings.items()}
     effects = {}
@@ -141,37 +140,37 @@ def _lack(alone: Recalls, beside: Recalls) -> Outcome:
     return "for" if (alone, beside) == ("does not", "recalls") else "undecided"
 
 
-def _recalls(table: Table, arms: Mapping[K, Factors]) -> dict[K, Recall]:
+def _recalls(table: Table, experiment: str, arms: Mapping[K, Factors]) -> dict[K, Recall]:
     """Of the arms that are recorded, in their order."""
-    found = {name: _recall(table, where) for name, where in arms.items()}
+    found = {name: _recall(table, experiment, where) for name, where in arms.items()}
     return {name: one for name, one in found.items() if one is not None}
 
 
-def _recall(table: Table, where: Factors) -> Recall | None:
+def _recall(table: Table, experiment: str, where: Factors) -> Recall | None:
     """At the rate whose loss on the other half of the windows is lowest, of those that were tried on the most seeds."""
-    rates = sorted(float(lr) for lr in table.values_of(EXPERIMENT, "lr", **where))
-    tried = {lr: _find(table, SELECTION, {**where, "lr": lr}) for lr in rates}
+    rates = sorted(float(lr) for lr in table.values_of(experiment, "lr", **where))
+    tried = {lr: _find(table, experiment, SELECTION, {**where, "lr": lr}) for lr in rates}
     known = {lr: one for lr, one in tried.items() if one is not None and one.sample.known}
     if not known:
         return None
     most = max(len(one.seeds) for one in known.values())
     lr = min((lr for lr, one in known.items() if len(one.seeds) == most), key=lambda lr: known[lr].sample.mean)
-    shares = {part: _share(table, {**where, "lr": lr, "slice": part}) for part in PARTS}
-    if any(one is None for one in shares.values()):
-        return None
-    return Recall(lr, lr in (rates[0], rates[-1]), {p: s for p, s in shares.items() if s is not None}, known[lr].seeds)
+    shares = {part: _share(table, experiment, {**where, "lr": lr, "slice": part}) for part in PARTS}
+    found = {part: share for part, share in shares.items() if share is not None}
+    at_end = len(rates) > 1 and lr in (rates[0], rates[-1])
+    return Recall(lr, at_end, found, known[lr].seeds) if len(found) == len(PARTS) else None
 
 
-def _share(table: Table, where: Factors) -> Sample | None:
-    found = [_find(table, metric, where) for metric in ("counting_nats", "nats", "bayes_nats")]
+def _share(table: Table, experiment: str, where: Factors) -> Sample | None:
+    found = [_find(table, experiment, metric, where) for metric in ("counting_nats", "nats", "bayes_nats")]
     if any(one is None for one in found):
         return None
     counting, nats, bayes = (np.array(one.sample.values) for one in found if one is not None)
     return Sample(tuple((counting - nats) / (counting - bayes)))
 
 
-def _find(table: Table, metric: str, where: Factors) -> Selection | None:
-    return table.find(Selector(EXPERIMENT, metric, where))
+def _find(table: Table, experiment: str, metric: str, where: Factors) -> Selection | None:
+    return table.find(Selector(experiment, metric, where))
 
 
 def _on(one: Recall, seeds: Iterable[int]) -> Values:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from ematrace.analysis.gap_made_pairs import (
     BESIDE,
     FOURTH,
+    LONGER,
+    ORDERED,
     PARTS,
     SMALLEST_EFFECT,
     TRACES,
@@ -21,7 +24,7 @@ from ematrace.analysis.gap_made_pairs import (
 )
 from ematrace.analysis.gap_switches import SWITCHES
 from ematrace.report.data import ReportData
-from ematrace.report.formatting import Rows, listed, number, with_interval
+from ematrace.report.formatting import Rows, listed, number, plural, with_interval
 from ematrace.report.gap_switches import NAMES
 
 CONTEXT_NAMES = {
@@ -30,7 +33,11 @@ CONTEXT_NAMES = {
     UNORDERED: "attention without positions",
     BESIDE: "traces and attention without positions, side by side",
 }
-HEADS = ["recalled", "last seen 1 to 4 back", "5 to 16", "17 and more", "rate", "by the rule", "seeds"]
+LONGER_NAME = "four times the steps"
+HEADS = [
+    *("recalled", "last seen 1 to 4 back", "5 to 16", "17 and more"),
+    *("rate", "by the rule", "seeds", LONGER_NAME),
+]
 
 
 @dataclass(frozen=True)
@@ -44,18 +51,20 @@ def made_pairs(data: ReportData) -> MadePairs | None:
     """None where nothing is recorded."""
     if not (found := build_contexts(data.table)):
         return None
-    rows = [[CONTEXT_NAMES.get(name, name), *_cells(one)] for name, one in found.items()]
-    return MadePairs(
-        Rows(["context", *HEADS], rows), _rules(found) if {TRACES, FOURTH, UNORDERED, BESIDE} <= set(found) else ""
-    )
+    longer = build_contexts(data.table, LONGER)
+    rows = [[CONTEXT_NAMES.get(name, name), *_cells(one, longer.get(name))] for name, one in found.items()]
+    known = {TRACES, FOURTH, UNORDERED, BESIDE} <= set(found)
+    return MadePairs(Rows(["context", *HEADS], rows), _rules(found, longer) if known else "")
 
 
-def _rules(found: dict[str, Recall]) -> str:
+def _rules(found: Mapping[str, Recall], longer: Mapping[str, Recall]) -> str:
     added, outcome = fading(found)
+    ordered = [of[name].outcome for of in (found, longer) for name in ORDERED if name in of]
+    enough = "" if "recalls" in ordered else " (but attention with positions does not recall here, either)"
     return (
         f"Is selection what traces lack: {lack_of_traces(found)}. Is order what attention without positions lacks: "
-        f"{lack_of_attention(found)}. Is fading what traces lack: {outcome}; a fourth trace that hardly fades adds "
-        f"{with_interval(added, signed=True)} to the share."
+        f"{lack_of_attention(found)}{enough}. Is fading what traces lack: {outcome}; a fourth trace that hardly fades "
+        f"adds {with_interval(added, signed=True)} to the share."
     )
 
 
@@ -67,39 +76,45 @@ class SwitchRecallTables:
 
 
 def switch_recall_tables(data: ReportData) -> SwitchRecallTables | None:
-    """None where an arm is not recorded."""
+    """None where a setting is not recorded."""
     if (found := build_switch_recall(data.table)) is None:
         return None
-    effects = [[name, with_interval(found.effects[key], signed=True)] for key, name in NAMES.items()]
-    causes = listed([NAMES[name] for name in found.causes]) if found.causes else "none"
-    rule = f"adds more than {number(SMALLEST_EFFECT, 1)}, interval without 0"
-    arms = Rows(["inside SPEN's block, dense", *HEADS], _arms(found))
-    return SwitchRecallTables(
-        arms, Rows(["switch", "added to the share"], effects), f"Causes under the plan ({rule}): {causes}."
-    )
-
-
-def _arms(found: SwitchRecall) -> list[list[str]]:
-    direct = NAMES["residual"]
-    rows = [
-        [_named("static predictor", [direct] * (path == "direct")), *_cells(one)] for path, one in found.static.items()
+    longer = build_switch_recall(data.table, LONGER)
+    columns = {"added to the share": found} | ({LONGER_NAME: longer} if longer else {})
+    effects = [
+        [name, *(with_interval(of.effects[key], signed=True) for of in columns.values())] for key, name in NAMES.items()
     ]
+    rule = f"adds more than {number(SMALLEST_EFFECT, 1)}, interval without 0"
+    causes = f"Causes under the plan ({rule}): {_causes(found)}"
+    causes += f"; {LONGER_NAME}: {_causes(longer)}." if longer else "."
+    arms = Rows(["inside SPEN's block, dense", *HEADS], list(_arms(found, longer)))
+    return SwitchRecallTables(arms, Rows(["switch", *columns], effects), causes)
+
+
+def _causes(found: SwitchRecall) -> str:
+    if found.causes is None:
+        return "too few seeds"
+    return listed([NAMES[name] for name in found.causes]) if found.causes else "none"
+
+
+def _arms(found: SwitchRecall, longer: SwitchRecall | None) -> Iterator[list[str]]:
+    later = longer.settings if longer else {}
+    for path, one in found.static.items():
+        yield [_named("static predictor", [NAMES["residual"]] * (path == "direct")), *_cells(one)]
     as_in_a_transformer = [on for _, on in SWITCHES.values()]
     for setting, one in found.settings.items():
         on = [n for n, is_, level in zip(NAMES.values(), setting, as_in_a_transformer, strict=True) if is_ == level]
-        rows.append([_named("attention over the inputs", on), *_cells(one)])
-    rows += [
-        [_named("attention as a mixer", [direct] * (path == "direct")), *_cells(one)]
-        for path, one in found.mixers.items()
-    ]
-    return rows
+        yield [_named("attention over the inputs", on), *_cells(one, later.get(setting))]
+    for path, one in found.mixers.items():
+        yield [_named("attention as a mixer", [NAMES["residual"]] * (path == "direct")), *_cells(one)]
 
 
 def _named(name: str, switched: list[str]) -> str:
     return ", ".join([name, listed(switched)]) if switched else name
 
 
-def _cells(one: Recall) -> list[str]:
+def _cells(one: Recall, longer: Recall | None = None) -> list[str]:
     near = [number(one.shares[part].mean, 2) for part in PARTS[1:]]
     at_end = ", an end" if one.at_end else ""
-    return [with_interval(one.shares["seen"], 2), *near, f"{one.lr:g}{at_end}", one.outcome, str(len(one.seeds))]
+    later = "–" if longer is None else f"{with_interval(longer.shares['seen'], 2)}, {plural(len(longer.seeds), 'seed')}"
+    return [with_interval(one.shares["seen"], 2), *near, f"{one.lr:g}{at_end}", one.outcome, str(len(one.seeds)), later]
