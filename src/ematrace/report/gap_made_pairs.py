@@ -99,6 +99,7 @@ def _causes(found: SwitchRecall) -> str:
 
 def _arms(found: SwitchRecall, longer: SwitchRecall | None) -> Iterator[list[str]]:
     later = longer.settings if longer else {}
+    mixers_later = longer.mixers if longer else {}
     for path, one in found.static.items():
         yield [_named("static predictor", [NAMES["residual"]] * (path == "direct")), *_cells(one)]
     as_in_a_transformer = [on for _, on in SWITCHES.values()]
@@ -106,7 +107,8 @@ def _arms(found: SwitchRecall, longer: SwitchRecall | None) -> Iterator[list[str
         on = [n for n, is_, level in zip(NAMES.values(), setting, as_in_a_transformer, strict=True) if is_ == level]
         yield [_named("attention over the inputs", on), *_cells(one, later.get(setting))]
     for path, one in found.mixers.items():
-        yield [_named("attention as a mixer", [NAMES["residual"]] * (path == "direct")), *_cells(one)]
+        name = _named("attention as a mixer", [NAMES["residual"]] * (path == "direct"))
+        yield [name, *_cells(one, mixers_later.get(path))]
 
 
 def _named(name: str, switched: list[str]) -> str:
