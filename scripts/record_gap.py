@@ -82,6 +82,10 @@ TRACKS: Mapping[str, tuple[Stage, ...]] = {
         Stage("gap_predictor_rates", (*DENSE, "predictor=linear")),
         Stage("gap_predictors", (*DENSE, "predictor=linear")),
     ),
+    "together": (  # traces and attention side by side, without positions: what neither recalls alone
+        Stage("gap_predictor_rates", ("size=2m", "predictor=mixer")),
+        Stage("gap_predictors", ("size=2m", "predictor=mixer")),
+    ),
     "switches": (
         Stage("gap_predictors", ("size=2m", "predictor=static", "residual=direct")),
         Stage("gap_predictor_rates", SWITCHED),
