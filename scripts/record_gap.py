@@ -54,7 +54,7 @@ def _swept(*only: str) -> tuple[Stage, Stage]:
 
 
 DENSE = ("size=2m", "ffn=dense", "residual=ffn")  # the predictors that C30 compares in the dense block
-SWITCHED = ("size=2m", "ffn=dense", "reads=inputs", "predictor=softmax", "predictor=mixer")
+SWITCHED = ("size=2m", "ffn=dense", "reads=inputs", "predictor=softmax")
 TRACKS: Mapping[str, tuple[Stage, ...]] = {
     "chain": (Stage("gap_rates"), Stage("gap")),
     "halves": (Stage("gap_halves_2m"),),
