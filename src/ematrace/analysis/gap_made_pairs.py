@@ -29,6 +29,7 @@ PARTS = ("seen", "seen 1-4", "seen 5-16", "seen 17+")
 """Targets after a symbol that was there before in the window: all, and by the distance to its last occurrence."""
 
 _MIXER: Mapping[str, Factor] = {"predictor": "mixer", "residual": "direct", "positions": "none", "fourth_trace": False}
+_SIZE: Factors = {"size": "small"}
 TRACES, FOURTH, UNORDERED, BESIDE = "traces", "with a fourth one that hardly fades", "attention", "traces + attention"
 ORDERED = ("attention with learned positions", "attention with RoPE")
 CONTEXTS: Mapping[str, Factors] = {
@@ -52,7 +53,11 @@ class Recall:
     at_end: bool
     """The rate is the lowest or the highest that was tried."""
     shares: Mapping[str, Sample]
-    seeds: tuple[int, ...]
+    runs: Selection
+
+    @property
+    def seeds(self) -> tuple[int, ...]:
+        return self.runs.seeds
 
     @property
     def outcome(self) -> Recalls:
@@ -114,12 +119,12 @@ def build_switch_recall(table: Table, experiment: str = EXPERIMENT) -> SwitchRec
 
 def lack_of_traces(found: Mapping[str, Recall]) -> Outcome:
     """Is it selection? For if traces do not recall and beside attention without positions they do."""
-    return _lack(found[TRACES].outcome, found[BESIDE].outcome)
+    return _lack(found, TRACES)
 
 
 def lack_of_attention(found: Mapping[str, Recall]) -> Outcome:
     """Of attention without positions: is it order? For if it does not recall, and beside traces does."""
-    return _lack(found[UNORDERED].outcome, found[BESIDE].outcome)
+    return _lack(found, UNORDERED)
 
 
 def fading(found: Mapping[str, Recall]) -> tuple[Sample, Outcome]:
@@ -132,40 +137,53 @@ def fading(found: Mapping[str, Recall]) -> tuple[Sample, Outcome]:
     return added, "for" if ends[0] > SMALLEST_EFFECT else "against" if ends[1] < SMALLEST_EFFECT else "undecided"
 
 
-def _lack(alone: Recalls, beside: Recalls) -> Outcome:
-    if "too few seeds" in (alone, beside):
-        return "too few seeds"
+def _lack(found: Mapping[str, Recall], name: str) -> Outcome:
+    alone, beside = found[name].outcome, found[BESIDE].outcome
     if alone == "recalls":
         return "against"
+    if "too few seeds" in (alone, beside):
+        return "too few seeds"
     return "for" if (alone, beside) == ("does not", "recalls") else "undecided"
 
 
 def _recalls(table: Table, experiment: str, arms: Mapping[K, Factors]) -> dict[K, Recall]:
-    """Of the arms that are recorded, in their order."""
+    """Of the arms that are recorded with the settings of the first one, in their order."""
     found = {name: _recall(table, experiment, where) for name, where in arms.items()}
-    return {name: one for name, one in found.items() if one is not None}
+    known = {name: one for name, one in found.items() if one is not None}
+    first = next(iter(known.values()), None)
+    return {name: one for name, one in known.items() if first is not None and first.runs.has_settings_of(one.runs)}
 
 
 def _recall(table: Table, experiment: str, where: Factors) -> Recall | None:
-    """At the rate whose loss on the other half of the windows is lowest, of those that were tried on the most seeds."""
+    """At the rate whose loss on the other half of the windows is lowest, on the seeds that all rates have; one that was
+    tried on too few seeds, because it was no better on those, is not among them."""
+    where = {**_SIZE, **where}
     rates = sorted(float(lr) for lr in table.values_of(experiment, "lr", **where))
     tried = {lr: _find(table, experiment, SELECTION, {**where, "lr": lr}) for lr in rates}
     known = {lr: one for lr, one in tried.items() if one is not None and one.sample.known}
     if not known:
         return None
-    most = max(len(one.seeds) for one in known.values())
-    lr = min((lr for lr, one in known.items() if len(one.seeds) == most), key=lambda lr: known[lr].sample.mean)
+    enough = min(LEAST_SEEDS, max(len(one.seeds) for one in known.values()))
+    compared = {lr: one for lr, one in known.items() if len(one.seeds) >= enough}
+    seeds = common_seeds(one.seeds for one in compared.values())
+    if not seeds:
+        return None
+    lr = min(compared, key=lambda lr: compared[lr].on(seeds).sample.mean)
     shares = {part: _share(table, experiment, {**where, "lr": lr, "slice": part}) for part in PARTS}
     found = {part: share for part, share in shares.items() if share is not None}
+    if len(found) < len(PARTS):
+        return None
     at_end = len(rates) > 1 and lr in (rates[0], rates[-1])
-    return Recall(lr, at_end, found, known[lr].seeds) if len(found) == len(PARTS) else None
+    return Recall(lr, at_end, found, compared[lr])
 
 
 def _share(table: Table, experiment: str, where: Factors) -> Sample | None:
+    """None unless all three are there, of the same runs."""
     found = [_find(table, experiment, metric, where) for metric in ("counting_nats", "nats", "bayes_nats")]
-    if any(one is None for one in found):
+    of = [one for one in found if one is not None]
+    if len(of) < len(found) or not all(of[0].is_paired_with(one) for one in of):
         return None
-    counting, nats, bayes = (np.array(one.sample.values) for one in found if one is not None)
+    counting, nats, bayes = (np.array(one.sample.values) for one in of)
     return Sample(tuple((counting - nats) / (counting - bayes)))
 
 

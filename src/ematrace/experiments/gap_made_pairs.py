@@ -38,7 +38,9 @@ SETTINGS: Mapping[str, Any] = {
     **{"steps": 1000, "sequences": 32, "warmup": 100, "windows": 1024},
 }
 RATES = (0.001, 0.002, 0.004, 0.008, 0.016)
-TEXT_SEED = 1  # of the windows that all models are scored on
+# Of the windows that all models are scored on. numpy draws the same numbers for 1 as for [1, 0], so that the tables of
+# successors of the first 32 of them are those of seed 1's first batch; no model can make anything of that.
+TEXT_SEED = 1
 DISTANCES = {"seen 1-4": (1, 5), "seen 5-16": (5, 17), "seen 17+": (17, math.inf)}
 HARDLY_FADES = 0.002  # the rate of a fourth trace, which keeps 88% over a window
 
@@ -64,15 +66,6 @@ CONTEXTS = (
 IN_BLOCK = tuple(PairsArm(**asdict(arm)) for arm in SWITCHED)
 """Softmax over the inputs as SPEN's predictor, in all settings of the switches."""
 ARMS = (*CONTEXTS, *IN_BLOCK, *(PairsArm(**asdict(arm)) for arm in (DENSE, STATIC_DIRECT, *MIXERS)))
-
-
-BEST = {  # the rate of seed 0; of all others it is 2e-3
-    **dict.fromkeys((arm for arm in CONTEXTS if arm.context == "ema"), 0.008),
-    **dict.fromkeys((arm for arm in CONTEXTS if arm.positions == "learned"), 0.004),
-    **dict.fromkeys((arm for arm in ARMS if arm.context == "ema_attention"), 0.004),
-    replace(IN_BLOCK[0], query="input", values="normalised"): 0.004,
-    replace(IN_BLOCK[0], query="input", residual="direct"): 0.004,
-}
 
 
 def grid(scale: str, seeds: int) -> Iterator[Point]:

@@ -1,8 +1,8 @@
 """Text that is made so that recall is all there is to it, and what can be said about it without a model.
 
 In every window each symbol a has a successor f(a) of its own, drawn uniformly; the next symbol is f(x_t) with
-probability `follow`, else any, uniformly. Windows share nothing. Pairs are alike at all distances, so that loss by
-distance is about the model and not about which pairs are near.
+probability `follow`, else any, uniformly. Windows share nothing. Near symbols have been seen more often, since f runs
+in cycles: what could be known by distance is in the best loss, too.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class MadeText:
 
     def counting_nats(self, windows: Ids) -> Nats:
         """Of each target for a reader who counts the symbols of the window so far and knows no pair: (c_b + λ) / (t +
-        symbols λ) after t symbols, with the λ that is best for these windows."""
+        symbols λ) after t symbols, with the λ that is best for all targets of these windows."""
         one_hot = windows[:, :-1, None] == np.arange(self.symbols)
         counts = np.take_along_axis(np.cumsum(one_hot, axis=1), windows[:, 1:, None], 2)[..., 0]
         seen = np.arange(1, self.length + 1)

@@ -53,19 +53,35 @@ def made_pairs(data: ReportData) -> MadePairs | None:
         return None
     longer = build_contexts(data.table, LONGER)
     rows = [[CONTEXT_NAMES.get(name, name), *_cells(one, longer.get(name))] for name, one in found.items()]
-    known = {TRACES, FOURTH, UNORDERED, BESIDE} <= set(found)
-    return MadePairs(Rows(["context", *HEADS], rows), _rules(found, longer) if known else "")
+    rules = [_rules(found), f"With {LONGER_NAME}: {_rules(longer)}" if _rules(longer) else "", _ordered(found, longer)]
+    return MadePairs(Rows(["context", *HEADS], rows), " ".join(rule for rule in rules if rule))
 
 
-def _rules(found: Mapping[str, Recall], longer: Mapping[str, Recall]) -> str:
-    added, outcome = fading(found)
-    ordered = [of[name].outcome for of in (found, longer) for name in ORDERED if name in of]
-    enough = "" if "recalls" in ordered else " (but attention with positions does not recall here, either)"
-    return (
+def _rules(found: Mapping[str, Recall]) -> str:
+    """Empty where an arm of the first two rules is missing."""
+    if not {TRACES, UNORDERED, BESIDE} <= set(found):
+        return ""
+    said = (
         f"Is selection what traces lack: {lack_of_traces(found)}. Is order what attention without positions lacks: "
-        f"{lack_of_attention(found)}{enough}. Is fading what traces lack: {outcome}; a fourth trace that hardly fades "
-        f"adds {with_interval(added, signed=True)} to the share."
+        f"{lack_of_attention(found)}."
     )
+    if FOURTH not in found:
+        return said
+    added, outcome = fading(found)
+    return (
+        f"{said} Is fading what traces lack: {outcome}; a fourth trace that hardly fades adds "
+        f"{with_interval(added, signed=True)} to the share."
+    )
+
+
+def _ordered(found: Mapping[str, Recall], longer: Mapping[str, Recall]) -> str:
+    """Attention that has both selection and order has to recall, or order is not shown to be what is lacking."""
+    outcomes = {of[name].outcome for of in (found, longer) for name in ORDERED if name in of}
+    if not outcomes or "recalls" in outcomes:
+        return ""
+    if outcomes == {"does not"}:
+        return "But attention with positions does not recall either."
+    return "Whether attention with positions recalls is undecided."
 
 
 @dataclass(frozen=True)
@@ -118,5 +134,13 @@ def _named(name: str, switched: list[str]) -> str:
 def _cells(one: Recall, longer: Recall | None = None) -> list[str]:
     near = [number(one.shares[part].mean, 2) for part in PARTS[1:]]
     at_end = ", an end" if one.at_end else ""
-    later = "–" if longer is None else f"{with_interval(longer.shares['seen'], 2)}, {plural(len(longer.seeds), 'seed')}"
+    later = "–" if longer is None else f"{with_interval(longer.shares['seen'], 2)}, {_later(one, longer)}"
     return [with_interval(one.shares["seen"], 2), *near, f"{one.lr:g}{at_end}", one.outcome, str(len(one.seeds)), later]
+
+
+def _later(one: Recall, longer: Recall) -> str:
+    """Slow, if it did not recall before and does with more steps."""
+    if longer.outcome == "too few seeds":
+        return plural(len(longer.seeds), "seed")
+    slow = " (slow)" if longer.outcome == "recalls" != one.outcome else ""
+    return f"{longer.outcome}{slow}, {plural(len(longer.seeds), 'seed')}"
