@@ -18,10 +18,12 @@ def rates(arm: PairsArm) -> tuple[float, ...]:
     """The best rate of seed 0 after the fewer steps; also that of the others, where it is another one."""
     if arm.context == "ema":
         return (0.008,)
+    if arm.context == "ema_attention" or arm.positions == "learned":
+        return (0.004,)
     one_of_two = arm.query == "input" and (arm.values == "normalised") != (arm.residual == "direct")
     if one_of_two and arm.residual == "ffn":
         return 0.004, 0.002
-    return (0.004,) if arm.context == "ema_attention" or arm.positions == "learned" or one_of_two else (0.002,)
+    return (0.004,) if one_of_two else (0.002,)
 
 
 def grid(scale: str, seeds: int) -> Iterator[Point]:
