@@ -234,10 +234,15 @@ def test_four_times_the_steps_stand_beside_and_are_judged_from_three_seeds_on() 
         return 0.8 if arm.positions != "none" else planted(arm)
 
     slow = cells(lambda arm: 0.1 if arm.positions != "none" else planted(arm))
-    assert made_pairs(data(slow)).rules.endswith("But attention with positions does not recall either.")  # type: ignore[union-attr]
+    assert made_pairs(data(slow)).rules.endswith("which has selection and order, does not recall here.")  # type: ignore[union-attr]
     for seeds, of_rope, ending, causes in (
-        (range(1), ".80, 1 seed", "Whether attention with positions recalls is undecided.", "too few seeds"),
-        (SEEDS, ".80, recalls (slow), 3 seeds", ": for.", "query from the input and context into the residual"),
+        (range(1), ".80, 1 seed", "undecided whether attention with positions recalls here.", "too few seeds"),
+        (
+            SEEDS,
+            ".80, recalls (slow), 3 seeds",
+            "adds +.300 to the share.",
+            "query from the input and context into the residual",
+        ),
     ):
         both = data(Table([*slow.cells, *make_table(*longer(seeds, learned)).cells]))
         contexts, switched = made_pairs(both), switch_recall_tables(both)

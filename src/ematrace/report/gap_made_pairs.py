@@ -34,6 +34,7 @@ CONTEXT_NAMES = {
     BESIDE: "traces and attention without positions, side by side",
 }
 LONGER_NAME = "four times the steps"
+ENOUGH = "The first two answers say no more than that traces and attention side by side are enough"
 HEADS = [
     *("recalled", "last seen 1 to 4 back", "5 to 16", "17 and more"),
     *("rate", "by the rule", "seeds", LONGER_NAME),
@@ -80,8 +81,8 @@ def _ordered(found: Mapping[str, Recall], longer: Mapping[str, Recall]) -> str:
     if not outcomes or "recalls" in outcomes:
         return ""
     if outcomes == {"does not"}:
-        return "But attention with positions does not recall either."
-    return "Whether attention with positions recalls is undecided."
+        return f"{ENOUGH}: attention with positions, which has selection and order, does not recall here."
+    return f"{ENOUGH} as long as it is undecided whether attention with positions recalls here."
 
 
 @dataclass(frozen=True)
