@@ -8,16 +8,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cells_support import make_table
+from cells_support import make_provenance, make_table, recorded_cells
 from ematrace.analysis.gap_context import NO_CONTEXT
-from ematrace.analysis.gap_design import ATTENTION, EMA, WITHOUT_POSITIONS, Arm
+from ematrace.analysis.gap_design import ATTENTION, EMA, LEARNED, WITHOUT_POSITIONS, Arm
 from ematrace.analysis.gap_recall_beyond import ALL, Beyond, build_beyond
 from ematrace.analysis.gap_scores import load_scores
-from ematrace.analysis.gap_together import build_trials
+from ematrace.analysis.gap_together import CONTEXTS, REFERENCE, Trial, build_trials
 from ematrace.ledger import load_claims
 from ematrace.report.data import ReportData
 from ematrace.report.gap_recall_beyond import beyond_count_rows, beyond_distance_rows, beyond_rows, together_rows
-from ematrace.results import CellFile, Metric, Row
+from ematrace.results import CellFile, Metric, Row, Table
 from gap_support import run, sweep
 
 REPEATED, OTHER = {"0": 50, "1-9": 150}, {"0": 500, "1-9": 300}  # tokens by count: 200 that repeat a pair, 800 others
@@ -25,12 +25,14 @@ BY_COUNT = {  # nats of counts 0 and 1-9, on repeated pairs and on others
     NO_CONTEXT: ((10.0, 6.0), (10.0, 6.0)),
     EMA: ((9.0, 4.6), (9.4, 5.2)),
     WITHOUT_POSITIONS: ((9.2, 4.4), (9.8, 5.4)),
+    LEARNED: ((5.0, 3.0), (9.2, 5.2)),
     ATTENTION: ((4.0, 2.0), (9.0, 5.0)),
 }
 BY_DISTANCE = {  # on 100 repeated pairs each: 1 to 16 tokens back, 65 to 256
     NO_CONTEXT: (7.0, 7.0),
     EMA: (5.0, 6.0),
     WITHOUT_POSITIONS: (5.5, 5.7),
+    LEARNED: (2.5, 4.0),
     ATTENTION: (1.5, 3.0),
 }
 SCATTER = (-0.1, 0.0, 0.1)  # of traces on repeated pairs, by seed
@@ -87,6 +89,7 @@ def test_others_are_weighted_by_the_counts_of_repeated_pairs(found: dict[str, Be
     assert whole.saved.values == pytest.approx([1.3 + 0.1, 1.3, 1.3 - 0.1])  # (50 * 1 + 150 * 1.4) / 200
     assert whole.beyond.values == pytest.approx([1.4 - 0.75, 1.3 - 0.75, 1.2 - 0.75])
     assert found["attention without positions"].by_count[ALL].beyond.values == pytest.approx([1.4 - 0.5] * 3)
+    assert found["attention with learned positions"].by_count[ALL].beyond.values == pytest.approx([3.5 - 0.8] * 3)
     assert found["attention with RoPE"].by_count[ALL].beyond.values == pytest.approx([4.5 - 1.0] * 3)
 
 
@@ -151,20 +154,31 @@ def together(lr: float, selection: float, recall: float = 1.3, predictor: str = 
     return file
 
 
+def reference(**changes: Any) -> list[CellFile]:
+    """Attention with RoPE, whose settings count; best at the second rate."""
+    rates = zip(SELECTED, (3.2, 3.1, 3.2), strict=True)
+    return [trial(ATTENTION, lr, nats, **changes) for lr, nats in rates]
+
+
+def trials(*made: CellFile) -> list[Trial]:
+    """Of the others."""
+    return [one for one in build_trials(make_table(*made, *reference())) if one.name != REFERENCE]
+
+
 class TestTogether:
     def test_the_best_rate_and_beside_the_end_of_the_grid_the_one_before(self) -> None:
         made = [together(lr, nats, recall=1 + lr) for lr, nats in SELECTED.items()]
         made += [trial(EMA, lr, nats, recall=2 + lr) for lr, nats in zip(SELECTED, (4.0, 3.9, 4.0), strict=True)]
-        found = [(t.name, t.lr, t.at_end, t.repeated["c4"]) for t in build_trials(make_table(*made))]
+        found = [(t.name, t.lr, t.at_end, t.repeated["c4"]) for t in trials(*made)]
         name = "EMA traces plus attention, without positions"
         assert found == [("EMA traces", 0.008, False, 2.008), (name, 0.016, True, 1.016), (name, 0.008, False, 1.008)]
 
     def test_the_first_rate_is_an_end_too(self) -> None:
         made = [trial(EMA, lr, nats) for lr, nats in zip(SELECTED, (3.8, 3.9, 4.0), strict=True)]
-        assert [(t.lr, t.at_end) for t in build_trials(make_table(*made))] == [(0.004, True), (0.008, False)]
+        assert [(t.lr, t.at_end) for t in trials(*made)] == [(0.004, True), (0.008, False)]
 
     def test_nats_are_those_of_the_texts_not_of_the_half_that_rates_are_chosen_on(self) -> None:
-        (one,) = build_trials(make_table(*(trial(EMA, lr, 9.0 + abs(lr - 0.008)) for lr in SELECTED)))
+        (one,) = trials(*(trial(EMA, lr, 9.0 + abs(lr - 0.008)) for lr in SELECTED))
         assert one.nats["validation"] == pytest.approx(0.2 * 2.0 + 0.8 * 4.0)
         assert one.units == 384.0
 
@@ -172,10 +186,33 @@ class TestTogether:
         made = [trial(EMA, lr, nats) for lr, nats in SELECTED.items()]
         made += [trial(EMA, 0.032, 3.0, seed=1001), trial(EMA, 0.064, 3.0, settings={"tokens": 1, "vocab_size": 8192})]
         made += [together(lr, 3.0, predictor="static") for lr in SELECTED]
-        assert [(t.name, t.lr) for t in build_trials(make_table(*made))] == [
+        assert [(t.name, t.lr) for t in trials(*made)] == [
             ("EMA traces", 0.016),
             ("EMA traces", 0.008),
         ]
+
+    def test_the_settings_are_those_of_attention_however_few_have_them(self) -> None:
+        other = {"settings": {"tokens": 1, "vocab_size": 8192}}
+        made = [trial(arm, lr, 3.0 + lr, **other) for arm in (EMA, WITHOUT_POSITIONS) for lr in SELECTED]
+        assert {t.name for t in build_trials(make_table(*made, *reference()))} == {REFERENCE}
+        assert {t.name for t in build_trials(make_table(*made, *reference(**other)))} == {
+            "EMA traces", "attention without positions", REFERENCE,
+        }  # fmt: skip
+        assert build_trials(make_table(*made)) == []
+        assert build_trials(make_table(*made, reference()[0], *reference(**other)[1:])) == []
+
+    def test_what_a_gpu_trained_does_not_stand_beside_what_cores_trained(self) -> None:
+        on_gpu = make_provenance(hardware={"cpu": "x", "gpu": "y"})
+        made = [trial(EMA, lr, 3.0 + lr, provenance=on_gpu) for lr in SELECTED]
+        assert trials(*made) == []
+        assert {t.name for t in build_trials(make_table(*made, *reference(provenance=on_gpu)))} == {
+            "EMA traces",
+            REFERENCE,
+        }
+
+    def test_what_is_recorded_has_every_context(self) -> None:
+        """None was recorded anew with other settings."""
+        assert {t.name for t in build_trials(Table(recorded_cells()))} == CONTEXTS.keys()
 
 
 def report_data(*made: CellFile) -> ReportData:
@@ -184,7 +221,7 @@ def report_data(*made: CellFile) -> ReportData:
 
 @pytest.fixture(scope="module")
 def data() -> ReportData:
-    return report_data(*files(), *(together(lr, nats) for lr, nats in SELECTED.items()))
+    return report_data(*files(), *reference(), *(together(lr, nats) for lr, nats in SELECTED.items()))
 
 
 class TestRows:
@@ -192,13 +229,14 @@ class TestRows:
 
     def test_every_context_on_every_text_that_has_counts(self, data: ReportData) -> None:
         _, rows = beyond_rows(data) or ((), ())
-        assert [row[0] for row in rows] == ["held-out text"] * 3 + ["C4"] * 3
+        assert [row[0] for row in rows] == ["held-out text"] * 4 + ["C4"] * 4
         assert rows[0][1:] == [
             "EMA traces", "1.300", ".750", ".550 (.302–.798)", "15.7% (8.6 to 22.8%)",
             # Traces scatter at both distances alike, so (x - e) / (y - e): the ends solve |x - r y| = .2484 (1 - r).
             *("50.0% (42.9 to 55.5%)", "20.0% (.2 to 33.3%)"),
         ]  # fmt: skip
-        assert rows[2][1:6] == ["attention with RoPE", "4.500", "1.000", "3.500", ""]
+        assert rows[2][1:5] == ["attention with learned positions", "3.500", ".800", "2.700"]
+        assert rows[3][1:6] == ["attention with RoPE", "4.500", "1.000", "3.500", ""]
 
     def test_by_distance(self, data: ReportData) -> None:
         _, rows = beyond_distance_rows(data) or ((), ())

@@ -7,6 +7,7 @@ import importlib
 import os
 import random
 import shutil
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -48,6 +49,70 @@ def test_machine_code_is_kept(kernel: Callable[[], Any], tmp_path: Path) -> None
     assert uses_of_the_cache(kernel()) == (0, 1)
     assert [path.suffix for path in cache_files(tmp_path)] == [".nbc", ".nbi"]
     assert uses_of_the_cache(kernel()) == (1, 0)
+
+
+@pytest.mark.parametrize("kind", ["inlined", "intrinsic", "of another"])
+def test_a_change_where_functions_come_from_is_noticed(tmp_path: Path, kind: str) -> None:
+    """Each time as a new process sees it; the file of the kernel stays as it is."""
+    (tmp_path / "kernel_file.py").write_text(USER)
+    library, parts = tmp_path / "library_file.py", tmp_path / "parts_file.py"
+
+    def write(factor: int) -> None:
+        library.write_text(LIBRARIES[kind].replace("FACTOR", str(factor)))
+        parts.write_text(PART.replace("FACTOR", str(factor)))
+        for path in (library, parts):
+            os.utime(path, ns=(factor * 10**18, factor * 10**18))  # even where a clock is coarse
+
+    found = []
+    for factor in (2, 2, 3):
+        write(factor)
+        environment = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path / "cache"), "NUMBA_DISABLE_JIT": "0"}
+        told = subprocess.run(
+            [sys.executable, "kernel_file.py"],
+            cwd=tmp_path, env=environment, capture_output=True, text=True, check=True,
+        )  # fmt: skip
+        found.append(told.stdout.split())
+    assert found == [["42", "0"], ["42", "1"], ["63", "0"]]
+
+
+PART = """
+from ematrace.jit import inlined
+
+@inlined()
+def times(x):
+    return FACTOR * x
+"""
+LIBRARIES = {
+    "inlined": PART,
+    "intrinsic": """
+from numba.extending import intrinsic
+
+@intrinsic
+def times(typing, x):
+    def generate(context, builder, signature, arguments):
+        return builder.mul(arguments[0], context.get_constant(x, FACTOR))
+
+    return x(x), generate
+""",
+    "of another": """
+from ematrace.jit import inlined
+from parts_file import times as of_parts
+
+@inlined()
+def times(x):
+    return of_parts(x)
+""",
+}
+USER = """
+from ematrace.jit import compiled
+from library_file import times
+
+@compiled()
+def kernel(x):
+    return times(x)
+
+print(kernel(21), sum(kernel.stats.cache_hits.values()))
+"""
 
 
 @pytest.mark.parametrize("which", [".nbi", ".nbc"])

@@ -3,17 +3,30 @@
 from __future__ import annotations
 
 import ctypes
+import multiprocessing
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from ematrace import memory
+from ematrace.bench import time_cpu
+from ematrace.cli import app
+from ematrace.experiments import Experiment, factorial
+from ematrace.experiments.runner import worker
+from ematrace.experiments.runner.units import Unit
 from ematrace.memory import kept_memory
+from ematrace.results import CellFile
+from ematrace.train import TrainConfig, loop
 
 GLIBC = memory._glibc() is not None
 
@@ -31,6 +44,7 @@ class Recorder:
         return 1
 
     def malloc_trim(self, pad: int) -> int:
+        assert not memory._entering.locked()
         self.calls.append("trim")
         return 1
 
@@ -46,7 +60,7 @@ def libc(monkeypatch: pytest.MonkeyPatch) -> Iterator[Recorder]:
     recorder = Recorder()
     monkeypatch.setattr(memory, "_glibc", lambda: recorder)
     yield recorder
-    assert memory._inside == 0
+    assert not memory._inside
 
 
 def test_the_outermost_gives_back(libc: Recorder) -> None:
@@ -75,6 +89,101 @@ def test_an_error_gives_back(libc: Recorder) -> None:
     with pytest.raises(KeyError), kept_memory():
         raise KeyError
     assert not libc.keeps
+
+
+def test_an_interrupt_while_it_is_entered_gives_back(libc: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
+    set_all = memory._set
+
+    def interrupted(libc: Any, options: dict[int, int]) -> None:
+        set_all(libc, options)
+        if options is memory.KEEP:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(memory, "_set", interrupted)
+    with pytest.raises(KeyboardInterrupt), kept_memory():
+        pytest.fail("entered")
+    assert not memory._inside
+    assert not libc.keeps
+
+
+def test_threads_that_enter_and_leave_at_once(libc: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each is inside only when memory is kept, however slowly another sets what malloc does."""
+    set_all, kept = memory._set, []
+
+    def slowly(libc: Any, options: dict[int, int]) -> None:
+        time.sleep(0.01)
+        set_all(libc, options)
+
+    def enter_and_leave() -> None:
+        for _ in range(10):
+            with kept_memory():
+                kept.append(libc.keeps)
+                time.sleep(0.002)
+                kept.append(libc.keeps)
+
+    monkeypatch.setattr(memory, "_set", slowly)
+    threads = [threading.Thread(target=enter_and_leave) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert kept == [True] * 60
+    assert not libc.keeps
+
+
+def in_a_fork(target: Callable[[], None]) -> int | None:
+    """The exit code; None if it never ended."""
+    if "fork" not in multiprocessing.get_all_start_methods():
+        pytest.skip("no fork on this system")
+    child = multiprocessing.get_context("fork").Process(target=target)
+    child.start()
+    child.join(10)
+    code = child.exitcode
+    child.kill()
+    child.join()
+    return code
+
+
+def enter(libc: Recorder) -> None:
+    assert not libc.keeps
+    with kept_memory():
+        assert libc.keeps
+    assert not libc.keeps
+
+
+def test_a_fork_while_another_thread_enters(libc: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody is left in the child who would release the lock."""
+    set_all, holds, forked = memory._set, threading.Event(), threading.Event()
+
+    def wait_for_the_fork(libc: Any, options: dict[int, int]) -> None:
+        if threading.current_thread() is other:
+            holds.set()
+            forked.wait(30)
+        set_all(libc, options)
+
+    monkeypatch.setattr(memory, "_set", wait_for_the_fork)
+    other = threading.Thread(target=lambda: enter(libc))
+    other.start()
+    holds.wait(30)
+    code = in_a_fork(lambda: enter(libc))
+    forked.set()
+    other.join()
+    assert code == 0
+
+
+def test_a_fork_inside_begins_outside(libc: Recorder) -> None:
+    block = kept_memory()
+
+    def child() -> None:
+        enter(libc)
+        with kept_memory():
+            block.__exit__(None, None, None)  # of the parent's, which counts no more
+            assert libc.keeps
+        assert not libc.keeps
+
+    with block:
+        assert in_a_fork(child) == 0
+        assert libc.keeps
 
 
 def test_can_be_entered_again(libc: Recorder) -> None:
@@ -107,6 +216,51 @@ def test_without_glibc_nothing_is_done(monkeypatch: pytest.MonkeyPatch, library:
     monkeypatch.setattr(memory, "_glibc", memory._glibc.__wrapped__)
     with kept_memory():
         pass
+
+
+# Who is inside
+
+
+def test_a_worker_keeps_memory_while_it_measures(libc: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = Experiment("one", "One", factorial(), lambda ctx: {"kept": float(libc.keeps)})
+    monkeypatch.setattr(worker, "find_experiment", lambda *at: found)
+    unit = Unit("one", "one", ".", {}, 0, "cpu", {}, None, "", "group", 1.0, "cpu")
+    file = worker.measure_unit(unit)
+    assert isinstance(file, CellFile)
+    assert file.cells[0].metrics["kept"].value == 1.0
+    assert not libc.keeps
+
+
+@pytest.mark.parametrize(("device", "kept"), [("cpu", True), ("cuda", False)])
+def test_training_on_a_cpu_keeps_memory(
+    libc: Recorder, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, device: str, kept: bool
+) -> None:
+    @contextmanager
+    def world(name: str) -> Iterator[Any]:
+        yield SimpleNamespace(device=torch.device(device), first=True)
+
+    monkeypatch.setattr(loop, "open_world", world)
+    monkeypatch.setattr(loop, "_refuse_before_work", lambda *_: None)
+    monkeypatch.setattr(loop, "_train", lambda *_: libc.keeps)
+    assert loop.train(TrainConfig("text.txt", out=tmp_path / "run")) is kept  # type: ignore[comparison-overlap]
+    assert not libc.keeps
+
+
+def test_a_command_keeps_memory(libc: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept: list[bool] = []
+    kind, _ = app.COMMANDS["ledger"]
+    monkeypatch.setitem(app.COMMANDS, "ledger", (kind, lambda *_: kept.append(libc.keeps)))
+    monkeypatch.setattr(app.signal, "signal", lambda *_: None)
+    app.run(["ledger"])
+    assert kept == [True]
+    assert not libc.keeps
+
+
+def test_timings_on_a_cpu_keep_memory(libc: Recorder) -> None:
+    kept: list[bool] = []
+    time_cpu({"one": lambda: kept.append(libc.keeps)}, repetitions=2)
+    assert kept == [True] * 3
+    assert not libc.keeps
 
 
 CODE = """

@@ -6,8 +6,6 @@ Small but for the last, since scripts/plant_defects.py runs them interpreted.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
@@ -15,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ematrace.ops import cross_entropy, linear_cross_entropy
+from ops_support import CHOICES, calls_of, check_scratch, threads
 
 kernels = pytest.importorskip("ematrace.ops.cross_entropy_cpu")
 NAN, INF = math.nan, math.inf
@@ -175,6 +174,16 @@ def test_without_a_gradient_the_loss_is_the_same() -> None:
         assert kernels.softmax_loss(logits.clone(), targets, 40, IGNORED, False)[0] == ours(logits, targets)[0]
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_logits_stay_where_no_gradient_is_needed(dtype: torch.dtype) -> None:
+    logits, targets = draw(3, 40, dtype)
+    targets[1], targets[targets >= 37] = IGNORED, 0
+    before = logits.clone()
+    _, same = kernels.softmax_loss(logits, targets, 37, IGNORED, False)
+    assert torch.equal(logits, before)
+    assert torch.equal(same, before)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_gradient_takes_the_place_of_the_logits(dtype: torch.dtype) -> None:
     logits, targets = draw(3, 40, dtype)
@@ -203,37 +212,28 @@ def test_threads_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernels, "LEAST", 1)
     logits, targets = draw(37, 33)
     targets[::5] = IGNORED
-    threads = torch.get_num_threads()
     results = []
-    try:
-        for n in (1, 2, 3, 5):
-            torch.set_num_threads(n)
+    for n in (1, 2, 3, 5):
+        with threads(n):
             results.append(ours(logits, targets))
-    finally:
-        torch.set_num_threads(threads)
     for others in results[1:]:
         assert all(torch.equal(a, b) for a, b in zip(results[0], others, strict=True))
 
 
-CHOICES = (
-    ("1", torch.float32, True),
-    ("1", torch.bfloat16, True),
-    ("1", torch.float16, True),
-    ("1", torch.float64, False),
-    ("0", torch.float32, False),
-)
+def test_threads_do_not_share_scratch(monkeypatch: pytest.MonkeyPatch) -> None:
+    check_scratch(monkeypatch, kernels, "softmax_rows", "e", lambda: ours(*draw(6, 9)))
 
 
 @pytest.mark.parametrize(("setting", "dtype", "used"), CHOICES)
 def test_switch_and_dtype_choose(monkeypatch: pytest.MonkeyPatch, setting: str, dtype: torch.dtype, used: bool) -> None:
-    monkeypatch.setenv("EMATRACE_KERNELS", setting)
-    monkeypatch.setattr("ematrace.kernels.numba_compiles", lambda: True)
-    calls: list[int] = []
-    function: Callable[..., Any] = kernels.softmax_loss
-    monkeypatch.setattr(kernels, "softmax_loss", lambda *args: calls.append(1) or function(*args))
+    """Plain torch alone needs memory for the gradient."""
+    calls, memory = calls_of(monkeypatch, kernels, ["softmax_loss"], setting), []
+    of_slice = cross_entropy._softmax_loss
+    monkeypatch.setattr(cross_entropy, "_softmax_loss", lambda *args: memory.append(args[5]) or of_slice(*args))
     hidden, weight = torch.zeros(3, 2, dtype=dtype, requires_grad=True), torch.zeros(9, 2, dtype=dtype)
     linear_cross_entropy(hidden, weight, torch.zeros(3, dtype=torch.long)).backward()
     assert bool(calls) == used
+    assert [own is None for own in memory] == [used]
 
 
 @pytest.mark.parametrize("ignored", [False, True])

@@ -6,7 +6,6 @@ Small, since scripts/plant_defects.py runs them interpreted.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -15,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ematrace.ops import gelu_topk, gelu_topk_balanced, topk
+from ops_support import CHOICES, calls_of, check_scratch, threads
 
 kernels = pytest.importorskip("ematrace.ops.topk_cpu")
 NAN, INF = math.nan, math.inf
@@ -187,16 +187,16 @@ def test_threads_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
         share = kernels.weighted_probability(u, log_sum, f)
         return [z, log_sum, f, share, kernels.gelu_topk_backward(grad, u, z, (weight, log_sum, share, f))]
 
-    threads = torch.get_num_threads()
-    try:
-        results = []
-        for n in (1, 2, 3, 5):
-            torch.set_num_threads(n)
+    results = []
+    for n in (1, 2, 3, 5):
+        with threads(n):
             results.append(everything())
-    finally:
-        torch.set_num_threads(threads)
     for others in results[1:]:
         assert all(torch.equal(a, b) for a, b in zip(results[0], others, strict=True))
+
+
+def test_threads_do_not_share_scratch(monkeypatch: pytest.MonkeyPatch) -> None:
+    check_scratch(monkeypatch, kernels, "keep_largest", "rank", lambda: kernels.gelu_topk_forward(draw(6, 9), 3))
 
 
 # The operators choose them
@@ -205,26 +205,9 @@ def test_threads_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 FUNCTIONS = ("gelu_topk_forward", "weighted_probability", "kept_weight", "gelu_topk_backward")
 
 
-CHOICES = (
-    ("1", torch.float32, True),
-    ("1", torch.bfloat16, True),
-    ("1", torch.float64, False),
-    ("0", torch.float32, False),
-)
-
-
 @pytest.mark.parametrize(("setting", "dtype", "used"), CHOICES)
 def test_switch_and_dtype_choose(monkeypatch: pytest.MonkeyPatch, setting: str, dtype: torch.dtype, used: bool) -> None:
-    monkeypatch.setenv("EMATRACE_KERNELS", setting)
-    monkeypatch.setattr("ematrace.kernels.numba_compiles", lambda: True)
-    calls = []
-
-    def noted(name: str) -> Callable[..., Any]:
-        function = getattr(kernels, name)
-        return lambda *args: calls.append(name) or function(*args)
-
-    for name in FUNCTIONS:
-        monkeypatch.setattr(kernels, name, noted(name))
+    calls = calls_of(monkeypatch, kernels, FUNCTIONS, setting)
     u = draw(3, 9).to(dtype).requires_grad_()
     z, loss = gelu_topk_balanced(u, 2)
     (z.sum() + loss).backward()

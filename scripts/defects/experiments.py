@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from contextlib import nullcontext
 from typing import Any
 
 from defects.planting import constant, defect, replaced, with_arguments, with_result, wrap
@@ -46,6 +47,12 @@ def failure_loses_the_rest_of_its_job(local: Any) -> None:
         return collect
 
     wrap(local.Slot, "collect", give_up)
+
+
+@defect("experiments.runner.worker", "test_memory.py", "worker")
+def worker_gives_memory_back(worker: Any) -> None:
+    """Every step of a training asks the system for its memory again."""
+    wrap(worker, "kept_memory", lambda original: nullcontext)
 
 
 @defect("experiments.gap_gradients", "test_gap_gradients.py", "loss_function or below_a_selection")

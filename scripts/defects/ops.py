@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 
@@ -69,3 +70,33 @@ def nan_has_no_probability(cross_entropy_cpu: Any) -> None:
 def small_probabilities_dropped(cross_entropy_cpu: Any) -> None:
     """What is less than 10^-4 of the largest counts for nothing."""
     with_result(cross_entropy_cpu, "exp", lambda e: np.float32(0) if e < 1e-4 else e)
+
+
+@defect("ops.cross_entropy_cpu", "test_ops_cross_entropy_cpu.py", "share_scratch")
+def scratch_of_the_softmax_shared_by_all_threads(cross_entropy_cpu: Any) -> None:
+    """A thread overwrites the exponentials of another one's row."""
+    wrap(cross_entropy_cpu, "split", _with_one_array)
+
+
+@defect("ops.topk_cpu", "test_ops_topk_cpu.py", "share_scratch")
+def scratch_of_top_k_shared_by_all_threads(topk_cpu: Any) -> None:
+    """A thread overwrites the ranks of another one's row."""
+    wrap(topk_cpu, "split", _with_one_array)
+
+
+@defect("ops.cross_entropy_cpu", "test_ops_cross_entropy_cpu.py", "logits_stay")
+def logits_always_overwritten(cross_entropy_cpu: Any) -> None:
+    """The gradient takes the place of logits that are still of use."""
+    with_arguments(cross_entropy_cpu, "softmax_rows", needs_gradient=lambda needs: True)
+
+
+def _with_one_array(original: Any) -> Any:
+    """The first array that a thread makes stands for those of all others."""
+
+    def split(*args: Any) -> None:
+        made: dict[Any, Any] = {}
+        empty = np.empty
+        with patch.object(np, "empty", lambda *shape: made.setdefault(shape, empty(*shape))):
+            original(*args)
+
+    return split

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import hashlib
+import inspect
 import pickle
 from collections.abc import Callable
 from contextlib import suppress
@@ -21,11 +22,7 @@ _DIGEST = hashlib.sha256().digest_size
 
 
 def compiled(**options: Any) -> Callable[..., Any]:
-    """Decorator for kernels; caches the machine code on disk if there is a writable folder.
-
-    numba's cache looks only at the file of the kernel: after changing an `inlined` function, touch the files that
-    use it.
-    """
+    """Decorator for kernels; caches the machine code on disk if there is a writable folder."""
 
     def decorate(function: Callable[..., Any]) -> Any:
         kernel = numba.njit(**_OPTIONS, **options)(function)
@@ -45,13 +42,16 @@ def inlined(**options: Any) -> Callable[..., Any]:
 class _Cache(FunctionCache):
     """numba's cache, except that a file that cannot be read is made anew, and one that cannot be written is not missed.
 
-    numba itself fails on either, and runs machine code whose bits have changed.
+    numba itself fails on either, and runs machine code whose bits have changed, or of a source that has: it looks only
+    at the file of the kernel, not at those that it takes functions from.
     """
 
     def __init__(self, function: Callable[..., Any]) -> None:
         super().__init__(function)
         files = self._cache_file
-        self._cache_file = _CheckedFiles(self._cache_path, self._impl.filename_base, files._source_stamp)
+        self._cache_file = _CheckedFiles(
+            self._cache_path, self._impl.filename_base, (files._source_stamp, _sources(function))
+        )
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
         try:
@@ -62,6 +62,22 @@ class _Cache(FunctionCache):
     def save_overload(self, sig: Any, data: Any) -> None:
         with suppress(Exception):  # a full disk, a folder that may not be written, files of another numba
             super().save_overload(sig, data)
+
+
+def _sources(function: Callable[..., Any]) -> list[tuple[str, int, int]]:
+    """Time and size of the files that are compiled together: the kernel's own, all whose functions of numba it or they
+    import by name, and this one, which has the options."""
+    files = {__file__}
+    left = [function]
+    while left:
+        one: Any = left.pop()
+        file = one.__code__.co_filename
+        if file not in files:
+            files.add(file)
+            compiled = (v for v in one.__globals__.values() if type(v).__module__.startswith("numba."))
+            left += [v.__wrapped__ for v in compiled if inspect.isfunction(getattr(v, "__wrapped__", None))]
+    found = ((Path(file).name, Path(file).stat()) for file in sorted(files))
+    return [(name, of.st_mtime_ns, of.st_size) for name, of in found]
 
 
 class _CheckedFiles(IndexDataCacheFile):

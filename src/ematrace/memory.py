@@ -32,7 +32,7 @@ CHOSEN = (  # who sets these has decided
     "MALLOC_TOP_PAD_",
     "MALLOC_TRIM_THRESHOLD_",
 )
-_inside = 0
+_inside: set[object] = set()  # what stands for each block that is under way
 _entering = threading.Lock()
 
 
@@ -42,27 +42,37 @@ def kept_memory() -> Iterator[None]:
 
     With glibc only: elsewhere, and where the environment has settings for malloc (`CHOSEN`), this does nothing.
 
+    glibc does not tell what its thresholds are. So after the outermost block they are glibc's largest, of 32 and
+    64 MB, and fixed, whatever a program has set by mallopt(3) before. A forked process begins outside of all blocks.
+
     >>> with kept_memory():
     ...     sum(len(bytes(2**26)) for _ in range(3))  # the same 64 MB each time
     201326592
     """
-    global _inside
     libc = None if any(name in os.environ for name in CHOSEN) else _glibc()
     if libc is None:
         yield
         return
-    with _entering:
-        _inside += 1
-        if _inside == 1:
-            _set(libc, KEEP)
-    try:
+    block = object()
+    try:  # Ctrl-C may come at any time from here on
+        with _entering:
+            _inside.add(block)
+            if len(_inside) == 1:
+                _set(libc, KEEP)
         yield
     finally:
-        with _entering:
-            _inside -= 1
-            if _inside == 0:
-                _set(libc, GIVE_BACK)
-                libc.malloc_trim(0)
+        if _leave(block, libc):
+            libc.malloc_trim(0)  # takes its time, for which others need not wait
+
+
+def _leave(block: object, libc: Any) -> bool:
+    """Whether it was the outermost."""
+    with _entering:
+        last = _inside == {block}
+        _inside.discard(block)
+        if last:
+            _set(libc, GIVE_BACK)
+    return last
 
 
 def _set(libc: Any, options: dict[int, int]) -> None:
@@ -80,3 +90,16 @@ def _glibc() -> Any:
     except (OSError, TypeError, AttributeError):  # Windows has no library without a name
         return None
     return libc
+
+
+def _forget() -> None:
+    """A forked process inherits the blocks and the lock, but none of the threads that would leave or release them."""
+    global _entering
+    _entering = threading.Lock()
+    if _inside:
+        _inside.clear()
+        _set(_glibc(), GIVE_BACK)
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget)

@@ -73,7 +73,7 @@ def _loss_and_gradients(
     rows = max(1, min(rows, len(hidden)))
     # A CPU takes as long to get fresh memory for a slice as to take its softmax.
     logits = hidden.new_empty(rows, head.shape[0])
-    memory = None if hidden.is_cuda else torch.empty_like(logits, dtype=exact)
+    memory = None if hidden.is_cuda or _compiled_for_cpu(hidden) else torch.empty_like(logits, dtype=exact)
     loss = hidden.new_zeros((), dtype=exact)
     grad_hidden = torch.empty_like(hidden if needs_gradient else hidden[:0])
     grad_head = torch.zeros_like(head if needs_gradient else head[:0], dtype=exact)
@@ -99,14 +99,14 @@ def _softmax_loss(
 ) -> tuple[Tensor, Tensor]:
     """Summed loss and its gradient softmax(logits) - onehot(target); rows with an ignored target are zero.
 
-    The logits may be lost. `memory`, of their shape with as many rows or more, is where the gradient comes to be.
+    The logits may be lost. Plain torch makes the gradient in `memory`, of their shape with as many rows or more.
     """
     if logits.is_cuda and logits.dtype != torch.float64 and gpu_kernels_are_on():
         from ematrace.ops.cross_entropy_triton import LARGEST, softmax_loss
 
         if logits.shape[1] <= LARGEST:
             return softmax_loss(logits, targets, vocabulary, ignore_index, needs_gradient)
-    if logits.is_cpu and logits.dtype != torch.float64 and cpu_kernels_are_on():
+    if _compiled_for_cpu(logits):
         from ematrace.ops.cross_entropy_cpu import softmax_loss
 
         return softmax_loss(logits, targets, vocabulary, ignore_index, needs_gradient)
@@ -123,6 +123,10 @@ def _softmax_loss(
         grad.masked_fill_(~counted.unsqueeze(1), 0.0)
     grad, padding = grad.to(logits.dtype), logits.shape[1] - vocabulary
     return loss, F.pad(grad, (0, padding)) if padding else grad
+
+
+def _compiled_for_cpu(logits: Tensor) -> bool:
+    return logits.is_cpu and logits.dtype != torch.float64 and cpu_kernels_are_on()
 
 
 def _add_product(total: Tensor, a: Tensor, b: Tensor) -> None:

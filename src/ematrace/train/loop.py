@@ -10,7 +10,7 @@ import json
 import shutil
 import signal
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +55,9 @@ VOCABULARY_TO_TRY = 4096  # for a model without weights, before there is a token
 def train(config: TrainConfig, *, display: Display | None = None) -> TrainSummary:
     """Train until the tokens are used up or a signal asks to stop; either way the last step has a checkpoint.
 
+    On a CPU freed memory stays with the process meanwhile. Afterwards malloc's thresholds are fixed at glibc's largest,
+    whatever the program had set; see `ematrace.memory.kept_memory`.
+
     >>> from pathlib import Path
     >>> from tempfile import TemporaryDirectory
     >>> short = {"tokenizer": "bpe", "tokens": 2560, "sequences": 2, "length": 64, "lr": 0.01}  # 20 steps
@@ -66,7 +69,7 @@ def train(config: TrainConfig, *, display: Display | None = None) -> TrainSummar
     """
     check_config(config)
     recipe = resolve_recipe(config)
-    with shared_processors(), kept_memory(), open_world(config.device) as world:
+    with shared_processors(), open_world(config.device) as world, _memory_for(world.device):
         shown: Display = display if display is not None and world.first else Silent()
         try:
             _refuse_before_work(config, recipe, world)
@@ -74,6 +77,11 @@ def train(config: TrainConfig, *, display: Display | None = None) -> TrainSummar
                 return _train(config, world, shown)
         finally:
             shown.close()
+
+
+def _memory_for(device: torch.device) -> AbstractContextManager[None]:
+    """A GPU's memory is torch's own, so there malloc is left as it is."""
+    return kept_memory() if device.type == "cpu" else nullcontext()
 
 
 def _refuse_before_work(config: TrainConfig, recipe: Recipe, world: World) -> None:

@@ -2,8 +2,6 @@
 
 Each function is an intrinsic of one or two LLVM instructions, for use inside compiled functions only. LLVM splits the
 16 floats into whatever the processor has: one AVX-512 register, two of AVX2, four of NEON.
-
-numba keeps compiled functions by the file that they are in: after a change here, touch the files that use it.
 """
 
 # mypy: disallow-untyped-decorators=false, disallow-untyped-defs=false, disallow-untyped-calls=false
