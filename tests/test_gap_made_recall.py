@@ -179,7 +179,8 @@ def test_effects_of_switches_are_averages_over_the_others() -> None:
 def test_nothing_is_said_where_an_arm_is_missing() -> None:
     settings = {"predictor": "softmax", "query": "input", "values": "as_read", "residual": "ffn"}
     without = [s for s in cells().cells if not settings.items() <= s.cell.factors.items()]
-    assert build_switch_recall(Table(without)) is None
+    assert build_switch_recall(Table(without)).effects == {}  # type: ignore[union-attr]
+    assert build_switch_recall(Table([])) is None
     assert build_contexts(Table([])) == {}
     assert made_pairs(data(Table([]))) is None
     assert switch_recall_tables(data(Table(without))) is None
@@ -257,3 +258,17 @@ def test_four_times_the_steps_stand_beside_and_are_judged_from_three_seeds_on() 
         assert switched.effects.heads == ["switch", "added to the share", "four times the steps"]
         assert switched.effects.rows[0][2] == "+.500"
         assert switched.causes.endswith(f"four times the steps: {causes}.")
+
+
+def test_settings_that_have_more_steps_are_shown_before_all_have() -> None:
+    slow = cells()
+    some = [
+        f for f in longer(range(1), planted) if f.factors["predictor"] != "softmax" or f.factors["query"] == "input"
+    ]
+    switched = switch_recall_tables(data(Table([*slow.cells, *make_table(*some).cells])))
+    assert switched is not None
+    later = {row[0]: row[-1] for row in switched.arms.rows}
+    assert later["attention over the inputs, query from the input"] == ".55, 1 seed"
+    assert later["attention over the inputs"] == "–"
+    assert switched.effects.heads == ["switch", "added to the share"]
+    assert switched.causes.endswith("query from the input and context into the residual.")

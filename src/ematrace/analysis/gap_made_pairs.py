@@ -74,16 +74,17 @@ class SwitchRecall:
     static: Mapping[str, Recall]
     """Without attention, by residual; those that are recorded."""
     settings: Mapping[Setting, Recall]
-    """Softmax over the inputs, in all settings of the switches."""
+    """Softmax over the inputs, by setting of the switches."""
     mixers: Mapping[str, Recall]
     """Traces and attention side by side, by residual; those that are recorded."""
     effects: Mapping[str, Sample]
-    """What a switch adds to the recalled share, on average over the settings of the others."""
+    """What a switch adds to the recalled share, on average over the settings of the others; empty unless all settings
+    are recorded on some seed."""
 
     @property
     def causes(self) -> tuple[str, ...] | None:
         """None with too few seeds."""
-        if min(len(effect.values) for effect in self.effects.values()) < LEAST_SEEDS:
+        if min((len(effect.values) for effect in self.effects.values()), default=0) < LEAST_SEEDS:
             return None
         found = ((name, effect.mean, effect.interval) for name, effect in self.effects.items())
         return tuple(n for n, mean, ends in found if ends is not None and ends[0] > 0 and mean > SMALLEST_EFFECT)
@@ -97,7 +98,7 @@ def build_contexts(table: Table, experiment: str = EXPERIMENT) -> dict[str, Reca
 
 @kept_with_table
 def build_switch_recall(table: Table, experiment: str = EXPERIMENT) -> SwitchRecall | None:
-    """None where a setting is missing, or has no seed in common with the others."""
+    """None where no setting is recorded."""
     paths = SWITCHES["residual"]
     inside: Factors = {"context": "ema_error", "ffn": "dense"}
     beside: Factors = {"context": "ema_attention", "predictor": "mixer"}
@@ -107,8 +108,10 @@ def build_switch_recall(table: Table, experiment: str = EXPERIMENT) -> SwitchRec
     softmax: Factors = {**inside, "predictor": "softmax"}
     settings = _recalls(table, experiment, {s: {**softmax, **dict(zip(SWITCHES, s, strict=True))} for s in every})
     seeds = common_seeds(one.seeds for one in settings.values())
-    if len(settings) < len(every) or not seeds:
+    if not settings:
         return None
+    if len(settings) < len(every) or not seeds:
+        return SwitchRecall(static, settings, mixers, {})
     shares = {setting: _on(one, seeds) for setting, one in settings.items()}
     effects = {}
     for place, (name, levels) in enumerate(SWITCHES.items()):

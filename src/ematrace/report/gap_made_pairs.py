@@ -93,17 +93,17 @@ class SwitchRecallTables:
 
 
 def switch_recall_tables(data: ReportData) -> SwitchRecallTables | None:
-    """None where a setting is not recorded."""
-    if (found := build_switch_recall(data.table)) is None:
+    """None where a setting is not recorded with the fewer steps."""
+    if (found := build_switch_recall(data.table)) is None or not found.effects:
         return None
     longer = build_switch_recall(data.table, LONGER)
-    columns = {"added to the share": found} | ({LONGER_NAME: longer} if longer else {})
+    columns = {"added to the share": found} | ({LONGER_NAME: longer} if longer and longer.effects else {})
     effects = [
         [name, *(with_interval(of.effects[key], signed=True) for of in columns.values())] for key, name in NAMES.items()
     ]
     rule = f"adds more than {number(SMALLEST_EFFECT, 1)}, interval without 0"
     causes = f"Causes under the plan ({rule}): {_causes(found)}"
-    causes += f"; {LONGER_NAME}: {_causes(longer)}." if longer else "."
+    causes += f"; {LONGER_NAME}: {_causes(longer)}." if longer and longer.effects else "."
     arms = Rows(["inside SPEN's block, dense", *HEADS], list(_arms(found, longer)))
     return SwitchRecallTables(arms, Rows(["switch", *columns], effects), causes)
 
