@@ -156,6 +156,9 @@ def test_rules_of_the_plan() -> None:
     recalling = build_contexts(cells(lambda arm: 0.8 if arm.context in ("ema", "attention") else planted(arm)))
     assert (lack_of_traces(recalling), lack_of_attention(recalling)) == ("against", "against")
     assert fading(recalling)[1] == "against"
+    for share, is_open in ((0.8, False), (0.1, True)):  # a fourth trace adds nothing to either
+        said = made_pairs(data(cells(lambda arm, of=share: of if arm.context == "ema" else planted(arm))))  # type: ignore[misc]
+        assert ("leaves fading open" in said.rules) == is_open  # type: ignore[union-attr]
     nobody = build_contexts(cells(lambda arm: 0.1))
     assert (lack_of_traces(nobody), lack_of_attention(nobody)) == ("undecided", "undecided")
     partly = build_contexts(cells(lambda arm: 0.35 if arm.context == "ema" else planted(arm)))

@@ -34,6 +34,7 @@ CONTEXT_NAMES = {
     BESIDE: "traces and attention without positions, side by side",
 }
 LONGER_NAME = "four times the steps"
+NOTHING_TO_ADD_TO = "But traces do not recall here, so that it had nothing to add to: this leaves fading open."
 ENOUGH = "The first two answers say no more than that traces and attention side by side are enough"
 HEADS = [
     *("recalled", "last seen 1 to 4 back", "5 to 16", "17 and more"),
@@ -69,9 +70,11 @@ def _rules(found: Mapping[str, Recall]) -> str:
     if FOURTH not in found:
         return said
     added, outcome = fading(found)
+    idle = outcome != "for" and found[TRACES].outcome == "does not"
+    nothing = f" {NOTHING_TO_ADD_TO}" if idle else ""
     return (
         f"{said} Is fading what traces lack: {outcome}; a fourth trace that hardly fades adds "
-        f"{with_interval(added, signed=True)} to the share."
+        f"{with_interval(added, signed=True)} to the share.{nothing}"
     )
 
 
